@@ -133,14 +133,6 @@ static __always_inline u32 choose_copy(const struct offcpu_control *ctl,
 	return end <= 2 * first ? OFFCPU_COPY_DOUBLE : OFFCPU_COPY_FOURFOLD;
 }
 
-/* All bits set if the top bit is, else 0; clang makes no branch of it. */
-static __always_inline u64 sign_of(u64 word)
-{
-	word = (s64)word >> 63;
-	barrier_var(word);
-	return word;
-}
-
 /*
  * Hash words that may be return addresses: into the program's text, or, unless they are aligned,
  * near mmap_base (above it where the size of the stack has no limit), and keep them. A verifier

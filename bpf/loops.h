@@ -66,6 +66,14 @@ static __always_inline u64 unknown(const struct offcpu_control *ctl, u64 value)
 	return value;
 }
 
+/* All bits set if the top bit is, else 0; clang makes no branch of it. */
+static __always_inline u64 sign_of(u64 word)
+{
+	word = (s64)word >> 63;
+	barrier_var(word);
+	return word;
+}
+
 /* A loop over i, a u64, from `first` up to a bound, a constant. */
 #define for_each_round(ctl, i, first, bound)                                                       \
 	_Pragma("clang loop unroll(disable)") for (i = first_round(ctl, first); can_loop;          \

@@ -66,6 +66,7 @@ struct offcpu_task {
 	u32 draws;			/* number of short waits whose stack was taken */
 	u64 clock;			/* of the run queue, at the switch-out or when found */
 	u64 queued_ns;			/* the kernel's run-queue delay of the task by then */
+	u64 python_thread;		/* address of its state in Python, 0 unknown */
 	u64 blocker;			/* lock of the kernel when the wait began, 0 none */
 	u32 blocker_tid;		/* who held it then, or OFFCPU_NO_ID */
 	u32 holder_tid;			/* who held the lock when the wait began, or OFFCPU_NO_ID */
@@ -157,7 +158,8 @@ struct offcpu_switch {
 #define STACK_WORDS 128			/* mapped_files.h needs 70 in 6.18 */
 #define CHAIN_WORDS (2 * (1 + OFFCPU_FRAMES))	/* two parts, each a marker and its frames */
 #define TCP_WORDS 8			/* room for struct offcpu_tcp; a power of two */
-#define SAMPLE_WORDS (CHAIN_WORDS + 1 + OFFCPU_EXTENSION_WORDS + CHAIN_WORDS + TCP_WORDS)
+#define SAMPLE_WORDS (CHAIN_WORDS + 1 + OFFCPU_EXTENSION_WORDS + CHAIN_WORDS + TCP_WORDS + \
+		      (OFFCPU_PYTHON ? OFFCPU_PYTHON_FRAMES : 0))
 
 /*
  * Payload of a sample. It begins like upstream's, struct offcpu_data of
@@ -182,6 +184,7 @@ struct offcpu_scratch {
 	u32 early_task;			/* tid they belong to */
 	u64 early_since_ns;		/* begin of the wait they belong to */
 	struct offcpu_object object;
+	volatile u32 end;		/* words of the sample */
 	volatile u32 tcp_nr;		/* 0 if `tcp` is not of this wait */
 	struct offcpu_tcp tcp;
 	u64 stack[STACK_WORDS];		/* of the kernel, above the stack pointer of a sleeper */

@@ -475,6 +475,37 @@ int offcpu_switched(u64 *ctx)
 }
 #endif
 
+#if OFFCPU_PYTHON
+/* Called by offcpu_switched(), which has made a sample: add the Python functions, and send it. */
+int offcpu_python(u64 *ctx)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct offcpu_run run = { .ctx = ctx, .ctl = get_control(), .task = task };
+	u64 mm = (u64)FIELD(void *, task, TASK_MM);
+	struct offcpu_switch *last;
+	struct offcpu_python *at;
+	struct offcpu_walk *walk;
+	u32 zero = 0;
+
+	last = switched.lookup(&zero);
+	walk = walks.lookup(&zero);
+	run.to = scratch.lookup(&zero);
+	run.storage = find_storage(task);
+	if (!run.ctl || !last || !walk || !run.to || !run.storage)
+		return 0;
+	run.wait = &last->wait;
+	at = pythons.lookup(&last->wait.pid);
+	if (at && (!at->mm || at->mm == mm)) {	/* else it runs another program by now */
+		at->mm = mm;
+		walk->at = *at;
+		walk_python(&run, walk);
+		append_walk(run.to, walk);
+	}
+	send_sample(&run);
+	return 0;
+}
+#endif
+
 /* tp_btf/sched_process_fork(struct task_struct *parent, *child) */
 int offcpu_fork(u64 *ctx)
 {

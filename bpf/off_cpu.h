@@ -41,6 +41,7 @@ enum offcpu_counter {
 	OFFCPU_OBJECTS_FULL,		/* objects not described: the queue was full */
 	OFFCPU_EVENTS_TAKEN,		/* waits in epoll, after which nothing was ready */
 	OFFCPU_UNSAMPLED,		/* waits that others stand for */
+	OFFCPU_PYTHON_UNREADABLE,	/* waits with Python frames that cannot be read */
 	OFFCPU_COUNTERS			/* number of counters */
 };
 
@@ -235,6 +236,28 @@ struct offcpu_polled {
 	u64 switch_out_ns, tid;
 };
 
+#define OFFCPU_PYTHON_FRAMES 128	/* of a sample, leaf first; a power of two */
+
+/*
+ * Where a process keeps the state of Python, and what differs between versions, as numbers. See
+ * collect/python/offsets.py. `mm`: of the process, from its first sample on.
+ */
+struct offcpu_python {
+	u64 interpreters, mm, direct, tag, index_mask, relative;
+	u32 next_interpreter, threads, next_thread, thread_id, thread_frame, c_frame;
+	u32 frame_size, code, previous, instruction, unit_shift;
+	u32 entry, entry_shift, least_shim, entry_each, entry_marked;
+	u32 code_begin, first_line, line_shift, file, name, lines, instructions, version;
+	u32 compact, ascii_less, minor;
+};
+
+/* A Python function. User space gets it once, when a file has the first wait in it. */
+struct offcpu_code {
+	u64 id, name_flags, file_flags;	/* flags: of strings, with the width of characters */
+	u32 pid, first_line, minor, name_size, file_size, lines_size;
+	u8 name[256], file[512], lines[2048];
+};
+
 /* A second threshold, or period: it rises while there are more samples than control.max_rate. */
 struct offcpu_rate {
 	u64 window_ns;			/* begin of the window in which samples are counted */
@@ -388,6 +411,8 @@ struct offcpu_extension {
 	u32 object_lost;		/* OFFCPU_OBJECT_* */
 	u32 tcp_offset;			/* from `magic` to struct offcpu_tcp, in bytes */
 	u32 tcp_nr;			/* u32 words of it, 0 none: later versions have more */
+	u32 python_offset;		/* from `magic` to Python frames, in bytes */
+	u32 python_nr;			/* u64 words of these, one a frame, leaf first */
 	u8 end[];
 };
 

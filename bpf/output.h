@@ -5,6 +5,7 @@
 #pragma once
 
 #include "callers.h"
+#include "python.h"
 #include "tcp.h"
 
 /* include/uapi/linux/perf_event.h */
@@ -234,18 +235,18 @@ static __always_inline long submit(void *ctx, u32 copy, struct offcpu_payload *s
 	return events.perf_submit(ctx, sample, bytes);
 }
 
-/* Send a wait as a sample; false if the ring did not take it. */
-static __always_inline bool send_sample(const struct offcpu_run *run)
+/* Make a sample of a wait. Its length is not valid if it has no room. */
+static __always_inline void make_sample(const struct offcpu_run *run)
 {
 	struct offcpu_payload *sample = &run->to->sample;
 	struct offcpu_wait *wait = run->wait;
 	u32 nr, end;
-	long error;
 
 	wait->sample_lost = run->user->lost;
+	run->to->end = SAMPLE_WORDS + 1;
 	nr = append_callchain(run);
 	if (nr > CHAIN_WORDS)
-		return false;
+		return;
 	end = nr + 1 + OFFCPU_EXTENSION_WORDS;
 #if OFFCPU_WAKER_STACKS
 	end = append_waker(run, end);
@@ -256,18 +257,7 @@ static __always_inline bool send_sample(const struct offcpu_run *run)
 	sample->nr = nr;
 	sample->words[nr] = wait->cgroup;
 	describe_wait(run, (void *)&sample->words[nr + 1], end - nr - 1 - OFFCPU_EXTENSION_WORDS);
-	end = append_tcp(run, end);
-	if (end > SAMPLE_WORDS)
-		return false;
-	error = submit(run->ctx, wait->copy, sample,
-		       offsetof(struct offcpu_payload, words) + end * sizeof(u64));
-	if (is_sum(wait))
-		count(error ? OFFCPU_SNAPSHOTS_LOST : OFFCPU_SNAPSHOTS, wait->ns);
-	else if (!error)
-		count(OFFCPU_SAMPLES, wait->length);
-	else
-		count(error == -ENOSPC ? OFFCPU_RING_FULL : OFFCPU_OUTPUT_FAILED, wait->ns);
-	return !error;
+	run->to->end = append_tcp(run, end);
 }
 
 /* Begin a new window of the rate. After one with few samples the threshold falls again. */
@@ -420,6 +410,31 @@ static __always_inline bool sum_drawn(const struct offcpu_run *run)
 }
 #endif
 
+/* Send the sample of a wait; if that fails, sum it. */
+static __always_inline void send_sample(const struct offcpu_run *run)
+{
+	u64 end = run->to->end;		/* not u32: clang would compare a copy */
+	struct offcpu_wait *wait = run->wait;
+	long error = -ENOSPC;
+
+	barrier_var(end);
+	if (end <= SAMPLE_WORDS)
+		error = submit(run->ctx, wait->copy, &run->to->sample,
+			       offsetof(struct offcpu_payload, words) + end * sizeof(u64));
+	if (is_sum(wait))
+		count(error ? OFFCPU_SNAPSHOTS_LOST : OFFCPU_SNAPSHOTS, wait->ns);
+	else if (!error)
+		count(OFFCPU_SAMPLES, wait->length);
+	else
+		count(error == -ENOSPC ? OFFCPU_RING_FULL : OFFCPU_OUTPUT_FAILED, wait->ns);
+	if (error && ((!wait->sampled && !is_sum(wait)) || !sum_instead(wait)))
+		count(OFFCPU_WAITS_LOST, wait->ns);
+#if OFFCPU_COPIES
+	if (!error && wait->copied && wait->copy != OFFCPU_COPY_BARE)
+		note_copy(run);
+#endif
+}
+
 /* Account a completed wait: sum it or send it, and if one fails do the other. */
 static __always_inline void account(struct offcpu_run *run)
 {
@@ -468,12 +483,8 @@ static __always_inline void account(struct offcpu_run *run)
 		read_tcp(run->to);
 		count_unknown(run->to->object.lost, wait->ns);
 	}
-	if (send_sample(run)) {
-#if OFFCPU_COPIES
-		if (wait->copied && wait->copy != OFFCPU_COPY_BARE)
-			note_copy(run);
-#endif
-	} else if ((!wait->sampled && !is_sum(wait)) || !sum_instead(wait)) {
-		count(OFFCPU_WAITS_LOST, wait->ns);
-	}
+	make_sample(run);
+	if (OFFCPU_PYTHON && pythons.lookup(&wait->pid))	/* the rest is offcpu_python() */
+		python_program.call(run->ctx, 0);
+	send_sample(run);
 }

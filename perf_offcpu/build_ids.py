@@ -46,7 +46,7 @@ def build_id_of(fd: int) -> bytes:
     try:
         header, order = unpack_elf_header(os.pread(fd, EHDR[ElfClass.BITS64].size(), 0))
         room = _MAX_NOTE_BYTES
-        for segment in _program_headers(fd, header, order):
+        for segment in program_headers(fd, header, order):
             if segment["p_type"] == SegmentType.NOTE:
                 notes = os.pread(fd, min(segment["p_filesz"], room), segment["p_offset"])
                 room -= len(notes)
@@ -65,7 +65,8 @@ def unpack_elf_header(start: bytes) -> tuple[dict[str, Any], Order]:
     return EHDR[ElfClass(start[4])].unpack(start, order), order
 
 
-def _program_headers(fd: int, header: dict[str, Any], order: Order) -> Iterator[dict[str, Any]]:
+def program_headers(fd: int, header: dict[str, Any], order: Order) -> Iterator[dict[str, Any]]:
+    """Yield the program headers of an open ELF file, at most 256. `header`, `order`: of `unpack_elf_header`."""
     layout = PHDR[header["ei_class"]]
     size = layout.size()
     stride = min(max(header["e_phentsize"], size), _MAX_STRIDE)

@@ -113,6 +113,7 @@ EVENTS_TAKEN = _bpf(
     "wait, so that all watched descriptors are its object",
 )
 UNSAMPLED = _bpf("unsampled", "waits that samples of others stand for (--off-cpu-period)", is_loss=False)
+PYTHON_UNREADABLE = _bpf("python-unreadable", "waits with Python functions that could not be read from memory")
 _recorder = partial(LossCause, Stage.RECORDER)
 MISSED_RUNS = _recorder(
     "missed-runs", "switches not traced because the BPF program was already running on that CPU", in_last_line=True
@@ -151,6 +152,9 @@ OBJECTS_UNNAMED = _recorder(
 )
 WAITERS_UNREAD = _recorder(
     "waiters-unread", "threads still blocked whose memory was not read, because there was no time or they are too many"
+)
+PYTHON_UNKNOWN = _recorder(
+    "python-unknown", "processes with a Python whose functions are not read: 3.10 to 3.14 with a GIL are"
 )
 PYTHON_UNREAD = _recorder("python-unread", "threads, blocked at the end, whose Python functions could not be read")
 UNPRIVILEGED = _recorder(
@@ -207,6 +211,7 @@ FOREIGN_IDS = _decode(
 OTHER_PAYLOAD = _decode(
     "other-payload", "off-cpu samples not read", "read them with the perf-offcpu that recorded them"
 )
+PYTHON_UNDESCRIBED = _decode("python-undescribed", "places in Python functions whose description was lost")
 UNMERGED = _decode("unmerged", "samples whose deferred user callchain never came")
 WRONG_CALLERS = _decode(
     "wrong-callers",
@@ -254,6 +259,7 @@ OTHER_KERNEL = _names(
     "other-kernel", "kernel addresses: this machine runs another kernel than the recorded one", "give --kallsyms"
 )
 KALLSYMS_HIDDEN = _names("kallsyms-hidden", "kernel addresses: hidden by kernel.kptr_restrict")
+PYTHON_MISSED = _names("python-missed", "waits in Python without its functions: they could not be read, or not in time")
 NO_FILE = _names("no-file", "it is memory without a file")
 FILE_DELETED = _names("file-deleted", "the file was deleted")
 UNSAFE_PATH = _names(

@@ -20,6 +20,7 @@ EVENT_NAME = "offcpu-counters"
 EVENT_ID = int.from_bytes(b"offcpu-c", "big")  # its id. The kernel counts from 1 and will not reach it
 MAGIC = int.from_bytes(b"OFCC", "little")
 BUDGET_MAGIC = int.from_bytes(b"OFCB", "little")
+CODES_MAGIC = int.from_bytes(b"OFCY", "little")
 PYTHON_MAGIC = int.from_bytes(b"OFCP", "little")
 VERSION = 1
 BUDGET_VERSION = 2
@@ -97,9 +98,32 @@ PYTHON = Layout(
 """Payload with the Python functions of one thread that is still blocked at the end (`record --python-stacks`)."""
 
 
+CODE = Layout(
+    "offcpu-counters Python function",
+    Field("id", U64, doc="as in the frames of samples, 44 bits"),
+    Field("pid", U32, doc="tgid of the process that it was found in"),
+    Field("first_line", U32, doc="of its source"),
+    Field("reserved", U32, doc="0"),
+    Field("minor", U16, doc="3.minor is the version of Python, and so of the table of lines"),
+    Field("name_size", U16, doc="bytes of its qualified name (before 3.11, its name)"),
+    Field("file_size", U16, doc="bytes of the name of its source file"),
+    Field("lines_size", U16, doc="bytes of the begin of its table of lines (co_linetable)"),
+)
+CODES = Layout(
+    "offcpu-counters Python functions",
+    Field("magic", U32, doc='"OFCY"'),
+    ("version nr", U16),
+    Field("size", U32, doc="bytes of the texts"),
+    Field("reserved", U32, doc="0"),
+    Field("codes", CODE, count="nr"),
+    Field("text", BYTE, count="size", doc="name, file and table of lines of each function; names are UTF-8"),
+)
+"""Payload with Python functions that frames of samples (`offcpu.CODE_SHIFT`) name by their id."""
+
+
 def payload_layout(payload: bytes, order: Order) -> Layout:
     """Return the layout of a raw payload of `offcpu-counters`, by its magic; COUNTERS for an unknown magic."""
     magic = to_int(payload[:4], order)
     if magic == BUDGET_MAGIC:
         return budgets_layout(payload, order)
-    return {PYTHON_MAGIC: PYTHON, wait_objects.MAGIC: wait_objects.OBJECTS}.get(magic, COUNTERS)
+    return {PYTHON_MAGIC: PYTHON, CODES_MAGIC: CODES, wait_objects.MAGIC: wait_objects.OBJECTS}.get(magic, COUNTERS)

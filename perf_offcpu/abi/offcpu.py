@@ -109,6 +109,8 @@ EXTENSION = Layout(
     Field("object_lost", U32, doc="ObjectLost"),
     Field("tcp_offset", U32, doc="bytes from `magic` to the facts about a TCP connection"),
     Field("tcp_nr", U32, doc="u32 words of these facts, 0 none"),
+    Field("python_offset", U32, doc="bytes from `magic` to the frames of Python functions"),
+    Field("python_nr", U32, doc="u64 words of these, one a frame, 0 none"),
     source="bpf/off_cpu.h: struct offcpu_extension",
 )
 """The fixed part of the extension.
@@ -136,6 +138,12 @@ TCP = Layout(
 )
 """Facts about the TCP connection that was waited for, when the wait ended or, if it did not, at the end of the
 recording: a variable part of the extension. Ticks are counted back from that time."""
+
+CODE_SHIFT = 20
+PYTHON_ENTRY = 1 << 19
+NO_INDEX = PYTHON_ENTRY - 1
+"""A Python frame is a word: id of its code object (`counters.CODE`) << CODE_SHIFT, PYTHON_ENTRY if it is the first one
+that a call of the interpreter's C function runs, and the index of its instruction, NO_INDEX if that is larger."""
 
 EXTENSION_SIZE = EXTENSION.size()
 WHOLE_EXTENSION = (*EXTENSION.fields, *([Field("padding", U32)] if EXTENSION_SIZE % 8 else []))

@@ -36,6 +36,7 @@ from perf_offcpu.collect.existing.maps import MappedBuildIds
 from perf_offcpu.collect.existing.proc import KnownTasks
 from perf_offcpu.collect.kernel_totals.user_stacks import Unread
 from perf_offcpu.collect.options import RecordOptions, bpf_config
+from perf_offcpu.collect.python.processes import PythonProcesses
 from perf_offcpu.collect.rings.pressure import Pressure, RunDelay
 from perf_offcpu.collect.rings.rings import Rings, Sink, default_ring_bytes
 from perf_offcpu.collect.rings.side_band import SideBand
@@ -64,6 +65,7 @@ class Collector:
         rings: the rings of samples.
         pressure: measures the time between two drains.
         build_ids: build-ids of mapped files.
+        pythons: the processes that run CPython.
         unread: counts of stacks and other data that could not be read from other processes.
         known_tasks, known_kernel: records of tasks and kernel made for one file, to be used again in the next.
         counters_event: the event of samples that the recorder itself makes and writes; it has no ring.
@@ -84,7 +86,10 @@ class Collector:
             self.build_ids = MappedBuildIds()
             self.known_tasks, self.known_kernel = KnownTasks(), KnownKernel()
             self.unread = Unread()
-            self._side_band = SideBand(self.build_ids, self.known_kernel, self.unread.lost)
+            self.pythons = PythonProcesses(self.unread.lost)
+            stack.callback(self.pythons.close)
+            self.pythons.maps = self.program.maps if self.program.reads_python else None
+            self._side_band = SideBand(self.build_ids, self.known_kernel, self.unread.lost, self.pythons)
             stack.callback(self._side_band.close)
             self._sampling = SamplingEvents(options, support, self.rings.owner, self.program.filter_fd, say)
             stack.callback(self._sampling.close)
@@ -208,7 +213,7 @@ class Collector:
         """Move the content of all rings to `sink`. An error of the sink is passed on; the rings keep the data then."""
         with self.pressure.draining(lambda: max(self.rings.last_fill, self._side_rings.last_fill)):
             self._side_band.sink = sink
-            self._side_band.meanwhile = lambda: self.rings.drain(sink)
+            self._side_band.meanwhile = self.pythons.meanwhile = lambda: self.rings.drain(sink)
             self._side_rings.drain(self._side_band)
             self.rings.drain(sink)
 
@@ -263,6 +268,10 @@ class Collector:
     def draws_stacks(self) -> bool:
         """True if stacks of short waits are drawn, and stand for those of others."""
         return self.program.draws_stacks
+
+    def note_existing(self, records: bytes) -> None:
+        """Find processes that run CPython in whole records of what existed when a file began."""
+        self.pythons.see(records)
 
     def take_objects(self) -> NDArray[Any]:
         """Return the wait objects that were new since the last call, as rows of `struct offcpu_object`."""

@@ -52,6 +52,9 @@ class Source(Protocol):
     def oncpu_samples(self) -> int:
         """Return the number of on-CPU samples that went into the rings."""
 
+    def note_existing(self, records: bytes) -> None:
+        """Take note of whole records of what existed when a file began."""
+
     def take_objects(self) -> NDArray[Any]:
         """Return the new wait objects."""
 

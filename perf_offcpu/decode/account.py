@@ -14,6 +14,7 @@ from perf_offcpu.abi.counters import (
     BUDGET,
     BUDGET_MAGIC,
     BUDGETS,
+    CODES_MAGIC,
     COUNTERS,
     EVENT_NAME,
     MAGIC,
@@ -24,6 +25,7 @@ from perf_offcpu.abi.counters import (
 from perf_offcpu.abi.wait_objects import MAGIC as OBJECTS_MAGIC
 from perf_offcpu.abi.wait_objects import OBJECTS, TEXTS
 from perf_offcpu.binary.fields import Order
+from perf_offcpu.decode.python_lines import Code, read_codes
 from perf_offcpu.errors import LayoutError
 from perf_offcpu.losses import LossCause, Losses, Stage
 from perf_offcpu.model.columns import Strings
@@ -90,6 +92,7 @@ class CollectorAccount:
     counted: Losses = field(default_factory=Losses)  # losses by cause
     budgets: list[Budget] = field(default_factory=list)  # of threads, in the order of the file
     python: list[PythonRow] = field(default_factory=list)  # functions of threads, leaf first
+    codes: dict[int, Code] = field(default_factory=dict)  # Python functions by id
     notes: dict[str, tuple[int, int]] = field(default_factory=dict)  # (number, ns) of each counter by name
     objects: dict[int, ObjectRow] = field(default_factory=dict)  # wait objects by id
 
@@ -107,6 +110,9 @@ class CollectorAccount:
             elif magic == PYTHON_MAGIC:
                 self.python += (rows := read_python(payload, order))
                 is_sound = bool(rows)
+            elif magic == CODES_MAGIC:
+                self.codes |= (codes := read_codes(payload, order))
+                is_sound = bool(codes)
             else:
                 is_sound = self._read_counters(payload, order)
             counters.add(losses.BAD_SAMPLE, int(not is_sound))

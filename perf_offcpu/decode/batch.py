@@ -39,7 +39,8 @@ def in_table(batch: Batch, table: ChainTable) -> Batch:
     """Return the batch with its callchains moved into `table`; its `callchain` columns are rows of the table then."""
     if not len(batch.callchains):
         return batch
-    changes = {"callchains": functools.partial(_renumbered, table.add(batch.callchains))}
+    # Of batches, `python` is a row of the callchains, too: places are not known yet.
+    changes = dict.fromkeys(("callchains", "places"), functools.partial(_renumbered, table.add(batch.callchains)))
     return replace(
         batch,
         samples=batch.samples.renumbered(changes),

@@ -18,6 +18,7 @@ from perf_offcpu.decode.account import CollectorAccount, object_table
 from perf_offcpu.decode.batch import Batch, BatchCollector
 from perf_offcpu.decode.continued import at_pauses, joined_budget, without_continued
 from perf_offcpu.decode.deferred import decode_deferred, merge_deferred
+from perf_offcpu.decode.python_lines import with_places
 from perf_offcpu.decode.retype import count_foreign_ids, repair_ids
 from perf_offcpu.decode.samples import SampleDecoder, is_offcpu, read_account
 from perf_offcpu.decode.snapshot_store import SnapshotStore
@@ -134,6 +135,7 @@ def assemble(head: Head, batch: Batch, tasks: TaskReplay, account: CollectorAcco
     # Stable: samples of one time stay in the order of the file; those without time come first.
     samples.reorder(np.argsort(samples.time_ns, kind="stable"))
     samples = tasks.attribute(samples)
+    samples, places = with_places(samples, batch.callchains, account.codes, tasks.strings, head.counters)
     spaces, maps = tasks.spaces.tables()
     deferred = batch.deferred.take(np.argsort(batch.deferred.time_ns, kind="stable"))
     ids = {name: getattr(deferred, name) for name in ("time_ns", "pid", "tid")}
@@ -155,6 +157,7 @@ def assemble(head: Head, batch: Batch, tasks: TaskReplay, account: CollectorAcco
         tasks=tasks.tasks(),
         budget=budget,
         python=account.python_frames(tasks.strings),
+        places=places,
         objects=object_table(account.objects, tasks.strings),
         kernel_symbols=tasks.kernel_symbols(),
         deferred=deferred.with_columns(comm=walked.comm, space=walked.space),

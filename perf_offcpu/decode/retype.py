@@ -86,6 +86,12 @@ def retype(
         result.waker_callchain = result.waker_callchain.copy()
         result.waker_callchain[woken] = np.arange(len(woken)) + len(chains)
         chains = Ragged.concat([chains, wakers.take(woken)])
+    python = payload.python_frames()
+    if len(python.values):
+        rows = np.flatnonzero(python.lengths)
+        result.python = result.python.copy()
+        result.python[rows] = np.arange(len(rows)) + len(chains)
+        chains = Ragged.concat([chains, python.take(rows)])
     versions = payload.version[payload.is_other_version]
     for version, count in zip(*(column.tolist() for column in np.unique(versions, return_counts=True)), strict=True):
         counters.add(OTHER_PAYLOAD.about(f"payload of version {version}, not {abi.EXTENSION_VERSION}"), count)
@@ -170,8 +176,15 @@ class Payload:
 
     def waker_chains(self) -> Ragged:
         """Return n callchains of wakers, raw words; empty if absent, or if it would not lie inside its sample."""
-        counts = self.extension["waker_nr"].astype(np.int64)
-        begin = self.extension_at + self.extension["waker_offset"]
+        return self._words("waker")
+
+    def python_frames(self) -> Ragged:
+        """Return n rows of Python frames, likewise."""
+        return self._words("python")
+
+    def _words(self, part: str) -> Ragged:
+        counts = self.extension[f"{part}_nr"].astype(np.int64)
+        begin = self.extension_at + self.extension[f"{part}_offset"]
         counts = np.where(begin + 8 * counts <= self.end, counts, 0)
         return Ragged(*gather_rows(self.data, Rows(begin, counts, 8), self.order))
 

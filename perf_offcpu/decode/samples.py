@@ -107,7 +107,7 @@ class SampleDecoder:
                 # may have been unwound since.
                 batch.samples.ip, batch.samples.cpumode = samples.ip, samples.cpumode
                 if chains is not None:
-                    wakers = batch.callchains.take(np.arange(len(samples), len(batch.callchains)))
+                    wakers = batch.callchains.take(np.arange(len(samples), len(batch.callchains)))  # and Python
                     batch.callchains = Ragged.concat([chains, wakers])
         else:
             batch = Batch(samples, Ragged(), np.zeros(len(rows), np.bool_))

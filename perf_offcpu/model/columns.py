@@ -32,7 +32,7 @@ Bool = NDArray[np.bool_]
 
 Domain = Literal[
     "", "strings", "comm", "evsels", "callchains", "snapshots", "spaces", "dsos", "stacks", "frames",
-    "time", "since", "task", "cpu", "cgroup", "objects", "object_ids",
+    "time", "since", "task", "cpu", "cgroup", "objects", "object_ids", "places",
 ]  # fmt: skip
 """What the values of a column are. The name of a field of Recording or Profile: row ids in that table ("comm": rows of
 `strings` that hold a comm). "time": ns. "since": ns from which a row is valid, 0 before the recording. "task": pid or

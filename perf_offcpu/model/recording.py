@@ -120,6 +120,7 @@ class Samples(SampleColumns):
     cpumode: U8 = column("u1", "abi.records.CpuMode of ip")
     callchain: I32 = _row("row in callchains", domain="callchains")
     waker_callchain: I32 = _row("row in callchains: where the waker was", domain="callchains")
+    python: I32 = _row("row in places: where it was in Python", domain="places")
     snapshot: I32 = _row("row in snapshots: the user stack, to be unwound", domain="snapshots")
     object_id: U64 = column("u8", "id of the object waited for, of a row in objects; 0 none", domain="object_ids")
 
@@ -200,6 +201,16 @@ class PythonFrames(Table):
     file: U32 = _text("string: source file")
     line: I32 = column("i4", "source line", sentinel=0)
     call: I32 = column("i4", "call of the interpreter's C function, counted from 1 at the root")
+
+
+class PythonPlaces(Table):
+    """Places in Python functions, each with the place that called it."""
+
+    caller: I32 = _row("row in places", domain="places")
+    is_first: Bool = column("?", "the first function that a call of the interpreter's C function runs")
+    name: U32 = _text('string: function; "" unknown')
+    file: U32 = _text("string: source file")
+    line: I32 = column("i4", "source line", sentinel=0)
 
 
 class WaitObjects(Table):
@@ -326,6 +337,7 @@ class Recording:
     tasks: Tasks = field(default_factory=Tasks)
     budget: Budget = field(default_factory=Budget)  # empty if the recording does not hold it
     python: PythonFrames = field(default_factory=PythonFrames)
+    places: PythonPlaces = field(default_factory=PythonPlaces)
     objects: WaitObjects = field(default_factory=WaitObjects)
     kernel_symbols: KernelSymbols = field(default_factory=KernelSymbols)
     deferred: DeferredChains = field(default_factory=DeferredChains)  # empty once they are merged

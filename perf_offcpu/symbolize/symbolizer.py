@@ -12,9 +12,7 @@ several Python functions. Their frames are inserted above the call's, towards th
 stack has more or fewer of these calls than the functions need, all are inserted above the call next to the leaf.
 """
 
-import re
 from itertools import groupby
-from typing import Final
 
 import numpy as np
 
@@ -28,13 +26,13 @@ from perf_offcpu.model.lookup import NO_MAP, find_mappings, rows_at
 from perf_offcpu.model.profile import Frames, Profile, ProfileSamples, Stacks
 from perf_offcpu.model.recording import Recording, SampleColumns, SampleFlag, Samples, Spaces
 from perf_offcpu.model.stacks import build_stack_tree
-from perf_offcpu.objects.perf_map import read_jit_name
 from perf_offcpu.symbolize.calls import Named, name_by_calls
 from perf_offcpu.symbolize.demangle import demangle
 from perf_offcpu.symbolize.frames import InlinedFunctions, Locations, SymbolNames, build_frames, expand, find_locations
 from perf_offcpu.symbolize.kernel.names import KernelNames
 from perf_offcpu.symbolize.lines.names import LineNames
 from perf_offcpu.symbolize.options import SymbolizeOptions
+from perf_offcpu.symbolize.python import interpreting, python_symbols, with_places
 from perf_offcpu.symbolize.user import UserNames
 from perf_offcpu.symbolize.wait_objects.names import with_objects
 
@@ -67,6 +65,8 @@ def symbolize(recording: Recording, options: SymbolizeOptions | None = None) -> 
     chains = expand(rows, frames_of_location)
     if len(recording.python):
         frames, chains, pair_of = with_python_functions(recording, frames, chains, pair_of, strings)
+    if len(recording.places):
+        frames, chains, pair_of = with_places(recording, frames, chains, pair_of, strings, unresolved)
     parent, frame, stack = build_stack_tree(chains)
     stack_of = np.append(stack, -1).astype(np.int32)[pair_of]
     waker_stack, none = stack_of[len(samples) :], np.broadcast_to(np.int32(-1), len(samples))
@@ -216,9 +216,6 @@ def _demangle(names: SymbolNames, inlined: InlinedFunctions, strings: Strings, k
     names.symbol, inlined.symbol = shown[: len(names.symbol)], shown[len(names.symbol) :]
 
 
-_INTERPRETS: Final = re.compile(r"_?PyEval_EvalFrame(Default|Ex)(\..*)?")
-
-
 def with_python_functions(
     recording: Recording, frames: Frames, chains: Ragged, pair_of: I32, strings: Strings
 ) -> tuple[Frames, Ragged, I32]:
@@ -226,12 +223,9 @@ def with_python_functions(
     `chains` (rows of frames, leaf first). `pair_of`: chain of each sample, then of each waker, if any has one."""
     samples, python = recording.samples, recording.python
     functions = Frames.filled(len(python), line=python.line, cpumode=np.full(len(python), CpuMode.USER))
-    functions.symbol = strings.intern_all(
-        read_jit_name(f"py::{strings[name]}:{strings[file]}").symbol
-        for name, file in zip(python.name.tolist(), python.file.tolist(), strict=True)
-    )
+    functions.symbol = python_symbols(python, strings)
     functions.file = python.file
-    interprets = np.array([bool(_INTERPRETS.fullmatch(strings[symbol])) for symbol in frames.symbol.tolist()], np.bool_)
+    interprets = interpreting(frames, strings)
     blocked = np.flatnonzero(samples.has(SampleFlag.STILL_BLOCKED) & (pair_of[: len(samples)] >= 0))
     sample_of = {
         (tid, since): row

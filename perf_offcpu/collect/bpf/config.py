@@ -63,6 +63,7 @@ class WaitOptions:
     objects: bool = True  # note what each wait over the threshold was for: the file, socket, pipe, lock or process
     object_names: bool = True  # note names and paths of these objects
     lock_owners: bool = False  # note who holds a lock when a wait for it begins
+    python: bool = True  # read the Python functions of waits over the threshold
     budget: bool = True  # account for all time of every thread
     states: str = DEFAULT_STATES  # letters of the states that count as a wait (`MODES`)
     kernel_threads: bool = False  # record kernel threads, too
@@ -99,6 +100,9 @@ class OffCpuConfig(WaitOptions):
     budget_entries: int = 16384  # threads that may end between two calls of `drain`
     target_entries: int = 4096
     object_entries: int = 16384  # objects that are known to have been described; the least recently used are forgotten
+    python_entries: int = 4096  # processes that run Python
+    code_entries: int = 32768  # Python functions that are known to have been described
+    new_code_entries: int = 512  # Python functions that may be found between two calls of `take_codes`
     new_object_entries: int = 4096  # objects that may be found between two calls of `take_objects`
 
 

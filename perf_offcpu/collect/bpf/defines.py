@@ -15,6 +15,7 @@ from perf_offcpu.collect.system.btf import Btf, text_address
 from perf_offcpu.errors import CapabilityError
 
 SWITCHED = "offcpu_switched"
+PYTHON = "offcpu_python"  # called by SWITCHED
 _ON_EXIT = {SWITCHED: "sched_exit_tp"}
 _ON_BIRTH = {"offcpu_fork": "sched_process_fork", "offcpu_exec": "sched_process_exec"}
 _PID_NAMESPACE = Path("/proc/self/ns/pid")
@@ -62,6 +63,9 @@ def option_defines(config: OffCpuConfig, facts: KernelFacts, at_exit: bool, by_p
         "OFFCPU_COPIES": int(copies),
         "OFFCPU_CALLERS": config.caller_entries if copies else 1,
         "OFFCPU_WAKER_STACKS": int(config.wakers and config.waker_stacks),
+        "OFFCPU_PYTHON": config.python_entries if at_exit and config.python and follows_callers else 0,
+        "OFFCPU_PYTHON_CODES": config.code_entries,
+        "OFFCPU_NEW_CODES": config.new_code_entries,
         "OFFCPU_BUDGET": int(config.budget),
         "OFFCPU_BUDGETS": config.budget_entries if config.budget else 1,
         "OFFCPU_SUMS": config.sum_entries,

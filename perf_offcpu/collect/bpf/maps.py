@@ -36,11 +36,11 @@ from perf_offcpu.errors import RecordingError
 
 MAP_NAMES = (
     "budgets", "calls", "comms", "control", "counters", "events", "events_bare", "events_double",
-    "events_fourfold", "events_quarter", "groups", "new_objects", "polled", "rate", "stacks", "sums",
-    "targets",
+    "events_fourfold", "events_quarter", "groups", "new_codes", "new_objects", "polled", "python_program",
+    "pythons", "rate", "stacks", "sums", "targets",
 )  # fmt: skip
 
-_MOST_OBJECTS = 1 << 14  # objects that are taken at once: several times what the queue holds
+_MOST_OBJECTS = 1 << 14  # items that are taken at once: several times what a queue holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,11 +186,35 @@ class ProgramMaps:
             with contextlib.suppress(RecordingError):  # the kernel has no memory for it
                 self._set("polled", key.tobytes(), descriptor)
 
+    def set_python(self, pid: int, values: Mapping[str, int]) -> None:
+        """Tell the program where a process keeps the state of Python. `values`: of `struct offcpu_python`; {}: nowhere.
+        A process for which the BPF map has no room is left out."""
+        row = np.zeros((), self.header.structs["python"])
+        for name, value in values.items():
+            row[name] = value
+        with contextlib.suppress(OSError):
+            bpf_syscall.update(self._fds["pythons"], _u32(pid), row.tobytes())
+
+    def forget_python(self, pid: int) -> None:
+        """Undo `set_python`."""
+        with contextlib.suppress(OSError):  # it is not there
+            bpf_syscall.delete_batch(self._fds["pythons"], np.array([pid], np.uint32))
+
+    def set_python_program(self, fd: int) -> None:
+        """Set the program that reads Python functions, which the others call."""
+        self._set("python_program", _u32(0), fd)
+
+    def take_codes(self) -> NDArray[np.void]:
+        """Remove and return the queued descriptions of Python functions: rows of `struct offcpu_code`."""
+        return self._take_queued("new_codes", self.header.structs["code"])
+
     def take_objects(self) -> NDArray[np.void]:
         """Remove and return the queued descriptions of new wait objects: rows of `struct offcpu_object`. An object is
         queued before the first sample that names it is in a ring."""
-        dtype = self.header.structs["object"]
-        rows = iter(lambda: bpf_syscall.pop(self._fds["new_objects"], dtype.itemsize), None)
+        return self._take_queued("new_objects", self.header.structs["object"])
+
+    def _take_queued(self, name: str, dtype: np.dtype[Any]) -> NDArray[np.void]:
+        rows = iter(lambda: bpf_syscall.pop(self._fds[name], dtype.itemsize), None)
         # Programs that find new objects all the time must not keep the recorder here.
         return np.frombuffer(b"".join(itertools.islice(rows, _MOST_OBJECTS)), dtype)
 

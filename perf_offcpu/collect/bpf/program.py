@@ -62,6 +62,8 @@ class OffCpuProgram:
         self._maps: ProgramMaps | None = None
         self.draws_stacks = False
         """True if sums of short waits have no stack, and the program takes the stacks of drawn waits."""
+        self.reads_python = False
+        """True if samples have the Python functions of processes in the BPF map `pythons`."""
         check_privileges()
         facts = kept_facts() if use_cache else explore(Btf.load())
         self._tracepoints = defines.tracepoints_of(self.config, facts)
@@ -93,10 +95,12 @@ class OffCpuProgram:
         options = defines.option_defines(self.config, facts, self.ends_at_exit, by_probe)
         options |= defines.target_defines(self.config)
         self.draws_stacks = bool(options["OFFCPU_SUM_DRAWN"])
+        self.reads_python = bool(options["OFFCPU_PYTHON"])
         late = defines.late_values(facts)
         values = [late.get(name, 0) for name in header.enums["late"]]
         control = defines.control_values(self.config, header.enums["mode"], self.ends_at_exit)
         functions = [*self._tracepoints, *([defines.SWITCHED] if by_probe else []), _FILTER, *self._iterators]
+        functions += [defines.PYTHON] if options["OFFCPU_PYTHON"] else []
 
         def load(code: Mapping[str, bytes], maps: Mapping[str, int]) -> None:
             def load_each(names: Sequence[str]) -> None:
@@ -110,6 +114,8 @@ class OffCpuProgram:
                 side_by_side(lambda: load_each(by_size[:1]), lambda: load_each(by_size[1:]))
                 self._maps = ProgramMaps({name: maps[name] for name in MAP_NAMES}, header, control)
                 self._maps.describe_calls(call_numbers(platform.machine()))
+                if defines.PYTHON in functions:
+                    self._maps.set_python_program(self._programs[defines.PYTHON])
             except OSError:
                 self._unload()  # not the probe: if cached programs are refused, compiled ones follow
                 raise
@@ -212,10 +218,11 @@ def _load_program(name: str, code: bytes, tracepoints: Mapping[str, str], facts:
     """Load the program `name`; return its descriptor. `tracepoints`: BPF function → tracepoint, if it has one."""
     if name == _FILTER:
         return bpf_syscall.load_program(ProgramType.PERF_EVENT, name, code, _LICENSE)
-    if name == defines.SWITCHED and name not in tracepoints:
+    attached = defines.SWITCHED if name == defines.PYTHON else name
+    if attached == defines.SWITCHED and attached not in tracepoints:
         return bpf_syscall.load_program(ProgramType.KPROBE, name, code, _LICENSE)
-    if name in tracepoints:
-        btf_id, kind = facts.tracepoints[tracepoints[name]].btf_id, AttachType.TRACE_RAW_TP
+    if attached in tracepoints:
+        btf_id, kind = facts.tracepoints[tracepoints[attached]].btf_id, AttachType.TRACE_RAW_TP
     else:
         btf_id, kind = facts.task_iterator or 0, AttachType.TRACE_ITER
     return bpf_syscall.load_program(ProgramType.TRACING, name, code, _LICENSE, btf_id, kind)

@@ -155,6 +155,7 @@ class OutputFile:
         # A process may be long in coming: its maps are many, or locked.
         while (piece := stepping_until(in_background(lambda: next(pieces, None)), drain)) is not None:
             self.append(piece)
+            self.collector.note_existing(piece)
             drain()
 
     def commit(self) -> None:

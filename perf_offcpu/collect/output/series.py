@@ -16,6 +16,7 @@ from perf_offcpu.collect.control import Requests
 from perf_offcpu.collect.counters import Counter
 from perf_offcpu.collect.kernel_totals.python_stacks import with_python_functions
 from perf_offcpu.collect.options import RecordOptions
+from perf_offcpu.collect.output.code_table import CodeTable
 from perf_offcpu.collect.output.file import Counts, OutputFile
 from perf_offcpu.collect.output.object_table import ObjectTable
 from perf_offcpu.collect.output.totals import KernelTotals
@@ -65,7 +66,7 @@ class FileSeries:
         self.is_between = False
         self._past: _PastFile | None = None
         self._totals = KernelTotals(collector, self.drain)
-        self._objects = ObjectTable(collector)
+        self._objects, self._codes = ObjectTable(collector), CodeTable(collector)
         self._totals_begun = False  # the totals up to a pause or the end are drained and written
         self._paused_counts = Counts({}, {})
         self.summary = Summary(self.current.shown, ring_bytes=collector.rings.data_bytes)
@@ -90,6 +91,7 @@ class FileSeries:
     def write_due(self) -> None:
         """Write objects that have names by now and due sums; finish the previous file if its sums are ready."""
         self._objects.follow(self._open())
+        self._codes.follow(self._open())
         if self._past is None:
             self._totals.write_if_due(self.current)
         elif self._totals.is_ready and self._past.is_read:
@@ -183,6 +185,7 @@ class FileSeries:
             past.present = stepping_until(past.with_python, self.drain)
         present, past.present = past.present, None
         self._objects.finish(self._open(), self.drain)
+        self._codes.follow(self._open())
         self._totals.write(past.file, present)
         past.file.finish(self._collector.span)
         self.summary.file_bytes += past.file.size
@@ -204,6 +207,7 @@ class FileSeries:
         self._totals.start(end_of_file=True)
         last = self.while_draining(lambda: self._with_python(self._totals.last_tasks()))
         self._objects.finish([self.current], self.drain)
+        self._codes.follow([self.current])
         self._totals_begun = True
         self._totals.write(self.current, last)
         self.summary.still_blocked = len(last.waiting())

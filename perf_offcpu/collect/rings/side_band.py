@@ -31,6 +31,7 @@ from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.existing.kernel_maps import KnownKernel
 from perf_offcpu.collect.existing.maps import MappedBuildIds, key_of, path_here, read_build_id, remember
 from perf_offcpu.collect.existing.records import ZERO_TRAILER
+from perf_offcpu.collect.python.processes import PythonProcesses
 from perf_offcpu.collect.rings.rings import Sink
 from perf_offcpu.collect.system.helper import Helper, ask_each
 from perf_offcpu.errors import FileFullError
@@ -51,6 +52,7 @@ _BPF_EVENT_SIZE = _HEAD + RECORD_LAYOUTS[RecordType.BPF_EVENT].size() + len(ZERO
 _PROT = _HEAD + _LAYOUT.offset("prot", 0)
 _PROT_WRITE = 2
 _LOST = (int(RecordType.LOST), int(RecordType.LOST_SAMPLES))
+_TASKS = (int(RecordType.FORK), int(RecordType.EXIT))
 _MMAP2, _FLAG = int(RecordType.MMAP2), int(Misc.MMAP_BUILD_ID)
 # Plain integers: operations on enums take most of the time where many programs start.
 _MMAP_DATA, _BPF_EVENT = int(Misc.MMAP_DATA), int(RecordType.BPF_EVENT)
@@ -94,13 +96,17 @@ class SideBand:
         build_ids: gathers the build-ids of what is mapped.
         kernel: counts changes of the kernel's symbols.
         lost: counts files whose build-id could not be read in time.
+        pythons: follows what processes map, and their births and ends; None: nothing is followed.
 
     Attributes:
         sink: receives the records.
         meanwhile: is called again and again while files are read.
     """
 
-    def __init__(self, build_ids: MappedBuildIds, kernel: KnownKernel, lost: Losses) -> None:
+    def __init__(
+        self, build_ids: MappedBuildIds, kernel: KnownKernel, lost: Losses, pythons: PythonProcesses | None = None
+    ) -> None:
+        self._pythons = pythons or PythonProcesses(lost)
         self._build_ids, self._kernel, self._lost = build_ids, kernel, lost
         self._known: dict[bytes, bytes] = {}  # `_key` of a record → build-id
         self._helper = Helper(_read_build_id, PATIENCE_S)
@@ -149,6 +155,8 @@ class SideBand:
                 kept = offset + size
             elif kind == _MMAP2:
                 mapped.append(view[offset : offset + size])
+            elif kind in _TASKS:
+                self._pythons.see_task(kind, view[offset : offset + size])
             elif kind in _GROWING:
                 self._kernel.changes += 1
             if kind in _GROWING and (true_size := _true_size(kind, view[offset : offset + size])) < size:
@@ -158,6 +166,8 @@ class SideBand:
             offset += size
         if mapped:
             self._complete(mapped)
+        for record in mapped:
+            self._pythons.see_mapping(record)
         return [*pieces, view[kept:]]
 
     def _complete(self, records: list[memoryview]) -> None:

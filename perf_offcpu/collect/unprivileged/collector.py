@@ -189,6 +189,9 @@ class UserCollector:
         """Return the number of on-CPU samples that went into the rings."""
         return self._switches.samples
 
+    def note_existing(self, records: bytes) -> None:
+        """Do nothing: Python functions are read by BPF."""
+
     def take_objects(self) -> NDArray[Any]:
         """Return the wait objects that were new since the last call."""
         return self._objects.take_objects()

@@ -83,6 +83,12 @@ class Collector:
     def run_stats(self) -> dict[str, Any]:
         return {}
 
+    def take_codes(self) -> Any:
+        return ()
+
+    def note_existing(self, records: bytes) -> None:
+        pass
+
     def take_objects(self) -> Any:
         return np.zeros(0, HEADER.structs["object"])
 

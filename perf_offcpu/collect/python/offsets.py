@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find in an ELF file where CPython keeps its state, and how: members of `struct offcpu_python` (bpf/off_cpu.h).
+
+The file has a section `.PyRuntime` since 3.10. Since 3.13 it begins with a table of offsets made for readers from
+outside (`_Py_DebugOffsets`, Include/internal/pycore_debug_offsets.h of CPython). For the versions before, the offsets
+are those of x86-64 builds without options that change the structures: a build for debugging is not read, because its
+section has another size.
+
+    interpreters            address of the head of the list of interpreters
+    direct                  all bits: `thread_frame` leads to the frame; 0: by `c_frame` after it
+    tag                     bits of a reference to a code object that are no address
+    index_mask, relative    the instruction is an address (relative: all bits), or an index (0)
+    entry, entry_shift      a byte of a frame: from `least_shim` on, the frame is no function, and the one before it the
+                            first of a call in C; or each frame is (entry_each), or if the byte is 1 (entry_marked)
+    code_begin              of the bytes of a code object that are read; other offsets in it are relative to this one
+    version                 of a code object, unique; 0 none
+    compact, ascii_less     size of the head of a string, and how much less it is of ASCII
+"""
+
+import os
+import re
+import struct
+from typing import Any, Final
+
+from perf_offcpu.abi.elf import EHDR, ElfClass, Machine, SegmentType
+from perf_offcpu.build_ids import program_headers, unpack_elf_header
+from perf_offcpu.errors import LayoutError
+
+PYTHON: Final = re.compile(rb"/(?:lib)?python3\.(\d{1,2})[^/]*$")
+"""Paths of files that may hold the interpreter; the group is the minor version."""
+
+_SECTION: Final = b".PyRuntime"
+_SECTION_HEADER: Final = struct.Struct("<IIQQQQIIQQ")
+_MOST_SECTIONS: Final = 512
+_MOST_NAMES: Final = 64 << 10
+_COOKIE: Final = b"xdebugpy"
+_HEAD: Final = 800
+_CODE_BYTES: Final = 88  # as in bpf/python.h
+_ALL: Final = 2**64 - 1
+_SHIM, _TAGS = 3, 7
+
+_TABLES: Final = {
+    13: {
+        "interpreters": 40, "next_interpreter": 64, "threads": 72, "next_thread": 168, "thread_frame": 184,
+        "thread_id": 192, "previous": 232, "code": 240, "instruction": 248, "entry": 264, "file": 280, "name": 296,
+        "lines": 304, "first_line": 312, "instructions": 344,
+    },
+    14: {
+        "interpreters": 40, "next_interpreter": 64, "threads": 72, "next_thread": 192, "thread_frame": 208,
+        "thread_id": 216, "previous": 256, "code": 264, "instruction": 272, "entry": 288, "file": 320, "name": 336,
+        "lines": 344, "first_line": 352, "instructions": 384,
+    },
+}  # fmt: skip
+"""Minor version → member of `struct offcpu_python` → where `_Py_DebugOffsets` has its value."""
+_FREE_THREADED: Final = 16
+_MOST_OFFSET, _MOST_FRAME = 1 << 20, 120
+
+_COMMON: Final = {"next_interpreter": 0, "next_thread": 8, "c_frame": 0, "file": 112, "name": 128, "lines": 136}
+_ADDRESS: Final = {"index_mask": _ALL, "relative": _ALL, "unit_shift": 1}
+_BY_MINOR: Final[dict[int, dict[str, int]]] = {
+    10: _COMMON
+    | {"interpreters": 32, "threads": 8, "thread_id": 176, "thread_frame": 24, "direct": _ALL, "code": 32}
+    | {"previous": 24, "instruction": 96, "frame_size": 104, "index_mask": 2**32 - 1, "entry_each": 1}
+    | {"file": 104, "name": 112, "lines": 120, "first_line": 40, "least_shim": 256},
+    11: _COMMON
+    | _ADDRESS
+    | {"interpreters": 40, "threads": 16, "thread_id": 152, "thread_frame": 56, "c_frame": 8, "code": 32}
+    | {"previous": 48, "instruction": 56, "entry": 68, "entry_marked": 1, "least_shim": 256, "frame_size": 72}
+    | {"first_line": 72, "instructions": 184},
+    12: _COMMON
+    | _ADDRESS
+    | {"interpreters": 40, "threads": 72, "thread_id": 136, "thread_frame": 56, "code": 0}
+    | {"previous": 8, "instruction": 56, "entry": 70, "least_shim": _SHIM, "frame_size": 72}
+    | {"first_line": 68, "instructions": 192},
+}
+_VERSION_OF_CODE: Final = {68: 92}
+"""Offset of `co_firstlineno` → offset of `co_version`, which the table has not, in the layout since 3.12."""
+
+
+def read_runtime(fd: int, path: bytes) -> dict[str, Any] | None:
+    """Return what an open file says: `address`, the virtual address of the section, `loads`, [(offset, size, virtual
+    address)] of its segments, and `offsets`, members of `struct offcpu_python`, whose `interpreters` is relative to
+    the section; {} for a version that is not known, or a build without GIL. Return None for a file without interpreter.
+    """
+    minor = PYTHON.search(path)
+    try:
+        header, order = unpack_elf_header(os.pread(fd, EHDR[ElfClass.BITS64].size(), 0))
+        if minor is None or order != "<" or header["e_machine"] != Machine.X86_64:
+            return None
+        section = _find_section(fd, header)
+        if section is None:
+            return None
+        loads = [
+            (segment["p_offset"], segment["p_filesz"], segment["p_vaddr"])
+            for segment in program_headers(fd, header, order)
+            if segment["p_type"] == SegmentType.LOAD
+        ]
+        head = os.pread(fd, _HEAD, section[1])
+    except (LayoutError, OSError, OverflowError, struct.error):
+        return None
+    return {"address": section[0], "loads": loads, "offsets": offsets_of(head, int(minor[1]))}
+
+
+def _find_section(fd: int, header: dict[str, Any]) -> tuple[int, int] | None:
+    """Return (virtual address, file offset) of the section with the interpreter's state; None if there is none."""
+    if header["e_shentsize"] != _SECTION_HEADER.size:
+        return None
+    table = os.pread(fd, _SECTION_HEADER.size * min(header["e_shnum"], _MOST_SECTIONS), header["e_shoff"])
+    sections = list(_SECTION_HEADER.iter_unpack(table[: len(table) // _SECTION_HEADER.size * _SECTION_HEADER.size]))
+    if header["e_shstrndx"] >= len(sections):
+        return None
+    strings = sections[header["e_shstrndx"]]
+    names = os.pread(fd, min(strings[5], _MOST_NAMES), strings[4])
+    for name, _, _, address, offset, *_ in sections:
+        if names[name : name + len(_SECTION) + 1] == _SECTION + b"\0":
+            return address, offset
+    return None
+
+
+def offsets_of(head: bytes, minor: int) -> dict[str, int]:
+    """Return members of `struct offcpu_python` for a version 3.`minor`; {} if it cannot be read. `head`: the first
+    bytes of the interpreter's state, as in its file."""
+    if head.startswith(_COOKIE):
+        minor = head[10]  # of PY_VERSION_HEX
+        table = _TABLES.get(minor, {})
+        words = {name: int.from_bytes(head[place : place + 8], "little") for name, place in table.items()}
+        if not words or head[_FREE_THREADED] or max(words.values()) > _MOST_OFFSET or words["entry"] >= _MOST_FRAME:
+            return {}
+        offsets = words | _ADDRESS | {"direct": _ALL, "least_shim": _SHIM, "tag": _TAGS if minor >= 14 else 0}
+        offsets["frame_size"] = (max(words[name] for name in ("code", "instruction", "entry")) & ~7) + 8
+    else:
+        offsets = dict(_BY_MINOR.get(minor, {}))
+    if not offsets:
+        return {}
+    compact, ascii_ = (56, 40) if minor >= 12 else (72, 48)
+    entry, first_line = offsets.setdefault("entry", 0), offsets["first_line"]
+    begin = first_line & ~7
+    members = {name: offsets[name] - begin for name in ("first_line", "file", "name", "lines")}
+    if not all(0 <= offset < _CODE_BYTES - 7 for offset in members.values()):
+        return {}
+    return (
+        offsets
+        | members
+        | {
+            "code_begin": begin,
+            "minor": minor,
+            "entry_shift": entry % 8 * 8,
+            "line_shift": first_line % 8 * 8,
+            "version": _VERSION_OF_CODE[first_line] - begin if first_line in _VERSION_OF_CODE else 0,
+            "compact": compact,
+            "ascii_less": compact - ascii_,
+        }
+    )

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find processes that run CPython, by the records of what they map, and tell the BPF program where their state is. The
+records come from /proc when a file begins, and from the kernel then. A child has the memory of its parent until it
+calls execve(2), so it is known with its FORK record. Files are read once, by a helper."""
+
+import os
+import struct
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+from perf_offcpu import losses
+from perf_offcpu.abi.records import RECORD_HEADER, RECORD_LAYOUTS, RecordType
+from perf_offcpu.collect.bpf.maps import ProgramMaps
+from perf_offcpu.collect.events.perf_event import NATIVE
+from perf_offcpu.collect.existing.maps import MOST_KNOWN, key_of
+from perf_offcpu.collect.python.offsets import PYTHON, read_runtime
+from perf_offcpu.collect.system.helper import Avoided, Helper, ask_each
+from perf_offcpu.files import open_regular
+from perf_offcpu.losses import Losses
+
+_PATIENCE_S: Final = 0.5
+_MOST_PROCESSES: Final = 4096
+_HEAD: Final = RECORD_HEADER.size()
+_LAYOUT: Final = RECORD_LAYOUTS[RecordType.MMAP2]
+_NAME: Final = _HEAD + _LAYOUT.offset("filename", 0)
+_SIZE_AT: Final = RECORD_HEADER.offset("size")
+_NEEDLE: Final = b"python3"
+_TASK: Final = struct.Struct("=IIII")  # pid, ppid, tid, ptid of FORK and EXIT
+_MMAP2, _FORK, _EXIT = int(RecordType.MMAP2), int(RecordType.FORK), int(RecordType.EXIT)
+
+
+class PythonProcesses:
+    """Follow processes that run CPython. `lost`: counts processes whose interpreter is not read.
+
+    Attributes:
+        maps: the BPF maps that are told; None: nothing is done.
+        meanwhile: is called again and again while a file is read.
+    """
+
+    def __init__(self, lost: Losses) -> None:
+        self.maps: ProgramMaps | None = None
+        self.meanwhile: Callable[[], object] = lambda: None
+        self._lost, self._avoided = lost, Avoided()
+        self._helper = Helper(_read_file, _PATIENCE_S)
+        self._files: dict[bytes, dict[str, Any] | None] = {}
+        self._offsets: dict[int, dict[str, int]] = {}
+
+    def close(self) -> None:
+        """End the helper that reads files."""
+        self._helper.close()
+
+    def see(self, records: bytes) -> None:
+        """Take whole records of mappings that exist already."""
+        if self.maps is None or _NEEDLE not in records:
+            return
+        view, offset = memoryview(records), 0
+        while offset < len(records):
+            size = int.from_bytes(view[offset + _SIZE_AT : offset + _SIZE_AT + 2], sys.byteorder)
+            if int.from_bytes(view[offset : offset + 4], sys.byteorder) == _MMAP2:
+                self.see_mapping(view[offset : offset + size])
+            offset += size or len(records)
+
+    def see_mapping(self, record: memoryview) -> None:
+        """Take one MMAP2 record: a process that maps code of an interpreter runs it."""
+        if self.maps is None:
+            return
+        name = bytes(record[_NAME:]).partition(b"\0")[0]
+        if _NEEDLE not in name or not PYTHON.search(name):
+            return
+        values = _LAYOUT.unpack(bytes(record[_HEAD:_NAME]) + b"\0" * 8, NATIVE, 0)
+        pid, start = values["pid"], values["addr"]
+        item = ((values["maj"], values["min"]), pid, start, start + values["len"], values["ino"], name)
+        runtime = self._file_of(item)
+        if runtime is None:
+            return
+        for offset, size, address in runtime["loads"]:
+            if offset & -4096 <= values["pgoff"] < offset + size and runtime["offsets"]:
+                place = runtime["address"] + start - (address + values["pgoff"] - offset)
+                offsets = runtime["offsets"]
+                self._tell(pid, offsets | {"interpreters": offsets["interpreters"] + place})
+        if not runtime["offsets"] and pid not in self._offsets:
+            self._lost.add(losses.PYTHON_UNKNOWN)
+
+    def see_task(self, kind: int, record: memoryview) -> None:
+        """Take a FORK or EXIT record."""
+        if not self._offsets or self.maps is None:
+            return
+        pid, parent, tid, _ = _TASK.unpack_from(record, _HEAD)
+        if kind == _EXIT and pid == tid and pid in self._offsets:
+            del self._offsets[pid]
+            self.maps.forget_python(pid)
+        elif kind == _FORK and pid != parent and parent in self._offsets:
+            self._tell(pid, self._offsets[parent])
+
+    def _tell(self, pid: int, offsets: dict[str, int]) -> None:
+        assert self.maps is not None
+        if len(self._offsets) < _MOST_PROCESSES or pid in self._offsets:
+            self._offsets[pid] = offsets
+            self.maps.set_python(pid, offsets)
+        else:
+            self._lost.add(losses.PYTHON_UNKNOWN)
+
+    def _file_of(self, item: tuple[Any, ...]) -> dict[str, Any] | None:
+        """Return what `read_runtime` says of a mapped file."""
+        key = key_of(item[0], item[4], item[5])
+        if key not in self._files:
+            for _, answer in ask_each(self._helper, [item], self._avoided, self.meanwhile):
+                if answer.is_stuck or answer.value is None:  # stuck, or the process has ended
+                    return None
+                if len(self._files) >= MOST_KNOWN:
+                    self._files.clear()
+                self._files[key] = answer.value or None
+        return self._files.get(key)
+
+
+def _read_file(item: tuple[Any, ...]) -> dict[str, Any] | None:
+    """Return what `read_runtime` says of a mapped file, {} if it is no interpreter; None if the file is not found."""
+    _, pid, start, end, inode, name = item
+    for path in (f"/proc/{pid}/map_files/{start:x}-{end:x}", os.fsdecode(name)):
+        try:
+            fd = open_regular(path)
+        except (OSError, ValueError):
+            continue
+        try:
+            if path.startswith("/proc/") or os.fstat(fd).st_ino == inode:
+                return read_runtime(fd, name) or {}
+        finally:
+            os.close(fd)
+    return None

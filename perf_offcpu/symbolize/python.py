@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Merge Python functions into stacks.
+
+A call of CPython's C function that interprets runs several Python functions: the frames of these are inserted above
+the call's, towards the leaf, named as in a perf map. Calls and functions are paired from the leaf on, so that a stack
+that is cut before its root has the right functions at the calls that it has; functions of calls that it lacks stand
+next to its root.
+"""
+
+import re
+from typing import Final
+
+import numpy as np
+
+from perf_offcpu import losses
+from perf_offcpu.abi.records import CpuMode
+from perf_offcpu.binary.gather import offsets_of
+from perf_offcpu.losses import Losses
+from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.columns import I32, I64, U32, U64, Bool, Strings
+from perf_offcpu.model.profile import Frames
+from perf_offcpu.model.recording import PythonFrames, PythonPlaces, Recording, SampleFlag
+from perf_offcpu.objects.perf_map import read_jit_name
+
+_INTERPRETS: Final = re.compile(r"_?PyEval_EvalFrame(Default|Ex)(\..*)?")
+
+
+def interpreting(frames: Frames, strings: Strings) -> Bool:
+    """Return bool[frames]: True for the C function of CPython that runs Python functions."""
+    symbols, inverse = np.unique(frames.symbol, return_inverse=True)
+    return np.array([bool(_INTERPRETS.fullmatch(strings[row])) for row in symbols.tolist()], np.bool_)[inverse]
+
+
+def python_symbols(functions: PythonFrames | PythonPlaces, strings: Strings) -> U32:
+    """Return uint32[n], rows of strings: the symbol of each function, `work (app.py)`."""
+    return strings.intern_all(
+        read_jit_name(f"py::{strings[name]}:{strings[file]}").symbol
+        for name, file in zip(functions.name.tolist(), functions.file.tolist(), strict=True)
+    )
+
+
+def with_places(
+    recording: Recording, frames: Frames, chains: Ragged, pair_of: I32, strings: Strings, lost: Losses
+) -> tuple[Frames, Ragged, I32]:
+    """Return (frames, chains, pair_of): frames of the Python functions of samples are appended to `frames`, chains with
+    them to `chains` (rows of frames, leaf first). `pair_of`: chain of each sample, then of each waker, if any has one.
+    `lost`: counts waits in Python whose functions are missing."""
+    samples, places = recording.samples, recording.places
+    texts = np.stack([places.name, places.file, places.line]).astype(np.int64)
+    _, first, function = np.unique(texts, axis=1, return_index=True, return_inverse=True)
+    shown = places.take(first)
+    functions = Frames.filled(len(shown), line=shown.line, cpumode=np.full(len(shown), CpuMode.USER))
+    functions.symbol, functions.file = python_symbols(shown, strings), shown.file
+    function = (function.reshape(-1) + len(frames)).astype(np.uint64)
+    interprets, own = interpreting(frames, strings), pair_of[: len(samples)]
+    calls = np.flatnonzero(interprets[chains.values.astype(np.int64)])
+    has_calls = np.bincount(chains.row_of_value()[calls], minlength=len(chains) + 1) > 0  # the last one: no chain
+    is_wait = samples.has(SampleFlag.OFFCPU) & ~samples.has(SampleFlag.AGGREGATED | SampleFlag.STILL_BLOCKED)
+    lost.add(losses.PYTHON_MISSED, int((has_calls[own] & is_wait & (samples.python < 0)).sum()))
+    rows = np.flatnonzero((samples.python >= 0) & (own >= 0))
+    pairs, inverse = np.unique(np.stack([own[rows], samples.python[rows]]), axis=1, return_inverse=True)
+    caller, added = places.caller.tolist(), list[U64]()
+    for chain_row, leaf in pairs.T.tolist():
+        stack = [leaf]
+        while (place := caller[stack[-1]]) >= 0:
+            stack.append(place)
+        chain = chains.row(chain_row)
+        index = _insertions(places.is_first[stack], np.flatnonzero(interprets[chain.astype(np.int64)]), len(chain))
+        is_named = places.name[stack] > 0
+        added.append(np.insert(chain, index[is_named], function[stack][is_named]))
+    pair_of = pair_of.copy()
+    pair_of[rows] = len(chains) + inverse.reshape(-1)
+    lengths = np.array([len(chain) for chain in added], np.int64)
+    table = Ragged(offsets_of(lengths), np.concatenate([np.empty(0, np.uint64), *added]))
+    return Frames.concat([frames, functions]), Ragged.concat([chains, table]), pair_of
+
+
+def _insertions(is_first: Bool, calls: I64, length: int) -> I64:
+    """Return int64[n]: the index in a chain of this length before which each of n Python functions goes, leaf first.
+    `is_first`: of each. `calls`: indices of the calls that interpret, leaf first."""
+    call: I64 = np.cumsum(is_first) - is_first
+    after_last = calls[-1] + 1 if len(calls) else length
+    return np.append(calls, after_last)[np.minimum(call, len(calls))]

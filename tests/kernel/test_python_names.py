@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Waits have the Python functions in which they were, without flags: as the program itself says. Other versions of
+Python than the system's are tested if they are installed."""
+
+import bisect
+import json
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from kernel.recorder import MS, Run, run
+
+from perf_offcpu import losses
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import SampleFlag
+
+pytestmark = pytest.mark.beside
+
+PROGRAMS = Path(__file__).parent / "python"
+SYSTEM = "/usr/bin/python3"
+SECONDS = 1.5
+LATE_NS = 2 * MS  # after its wait a thread waits for the GIL before it notes the end
+
+Place = tuple[str, int]  # symbol and line
+
+
+OTHERS = [pytest.param(f"python3.{minor}", id=f"3.{minor}", marks=pytest.mark.long) for minor in range(10, 15)]
+
+
+def python_stack(profile: Profile, node: int) -> list[Place]:
+    """Return the Python functions of a stack, leaf first."""
+    frames, places = profile.frames, list[Place]()
+    while node >= 0:
+        frame = int(profile.stacks.frame[node])
+        if frames.file[frame] and not frames.dso[frame]:
+            places.append((profile.strings[int(frames.symbol[frame])], int(frames.line[frame])))
+        node = int(profile.stacks.parent[node])
+    return places
+
+
+def waits_of(profile: Profile) -> list[int]:
+    """Return the samples that are single waits of 1 ms and more."""
+    samples = profile.samples
+    others = SampleFlag.AGGREGATED | SampleFlag.STILL_BLOCKED
+    return np.flatnonzero(samples.has(SampleFlag.OFFCPU) & ~samples.has(others) & (samples.period >= MS)).tolist()
+
+
+def logged(done: Run) -> dict[int, list[tuple[int, int, list[Place]]]]:
+    """Return tid → (begin, end, functions) of each wait that the program has printed."""
+    log = defaultdict(list)
+    for line in done.stdout.splitlines():
+        tid, begin, end, stack = json.loads(line)
+        log[tid].append((begin, end, [(f"{name} ({file})", line) for name, file, line in stack]))
+    return log
+
+
+@pytest.mark.parametrize("python", [pytest.param(SYSTEM, id="system"), *OTHERS])
+def test_waits_have_the_functions_and_lines_that_the_program_logs(python: str, tmp_path: Path) -> None:
+    command = shutil.which(python)
+    if not command or subprocess.run([command, "-c", ""], check=False, capture_output=True).returncode:
+        pytest.skip(f"{python} is not installed")
+    done = run("--", command, PROGRAMS / "waits.py", str(SECONDS), cwd=tmp_path)
+    profile, log = done.profile, logged(done)
+    samples = profile.samples
+    judged = functions = lines = 0
+    for row in waits_of(profile):
+        entries = log.get(int(samples.tid[row]), [])
+        place = bisect.bisect(entries, (int(samples.switch_out_ns[row]), 2**63)) - 1
+        begin_ns, end_ns = int(samples.switch_out_ns[row]), int(samples.time_ns[row])
+        if place < 0 or begin_ns > entries[place][1] or end_ns > entries[place][1] + LATE_NS:
+            continue  # a wait outside of those that are noted
+        judged += 1
+        stack, truth = python_stack(profile, int(samples.stack[row])), entries[place][2]
+        if stack:
+            assert [symbol for symbol, _ in stack] == [symbol for symbol, _ in truth], "a wrong name"
+            functions += 1
+        lines += stack == truth
+    assert judged > 300
+    assert functions >= 0.98 * judged
+    assert lines >= 0.95 * judged
+    assert profile.losses.get(losses.PYTHON_UNDESCRIBED, 0) == 0
+
+
+def test_functions_stand_at_the_calls_of_the_interpreter(tmp_path: Path) -> None:
+    source = "import time, functools\ndef f(x, y): time.sleep(.02)\n"
+    source += "def g():\n  functools.reduce(f, [1, 2])\ntime.sleep(.4)\nfor _ in range(5): g()"
+    (tmp_path / "calls.py").write_text(source)
+    profile = run("--", SYSTEM, tmp_path / "calls.py", cwd=tmp_path).profile
+    names, stacks = profile.frames.symbol, set[tuple[str, ...]]()
+    for row in waits_of(profile):
+        node, stack = int(profile.samples.stack[row]), list[str]()
+        while node >= 0:
+            stack.append(profile.strings[int(names[profile.stacks.frame[node]])])
+            node = int(profile.stacks.parent[node])
+        stacks.add(tuple(name for name in stack if name.endswith("y)") or name == "_PyEval_EvalFrameDefault"))
+    call = "_PyEval_EvalFrameDefault"
+    assert ("f (calls.py)", call, "g (calls.py)", "<module> (calls.py)", call) in stacks, stacks
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="it writes to structures of CPython 3.11")
+def test_hostile_memory_changes_only_names_of_its_process(tmp_path: Path) -> None:
+    command = f"{SYSTEM} {PROGRAMS / 'hostile.py'} & {SYSTEM} {PROGRAMS / 'waits.py'} 0.7; wait"
+    done = run("--", "sh", "-c", command, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    profile, log = done.profile, logged(done)
+    samples, others = profile.samples, 0
+    cycles = 0
+    for row in waits_of(profile):
+        stack = [symbol for symbol, _ in python_stack(profile, int(samples.stack[row]))]
+        cycles += stack == ["sleeper (hostile.py)"] * 128
+        others += int(samples.tid[row]) in log and bool(stack)
+    assert cycles >= 1
+    assert others > 50
