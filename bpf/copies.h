@@ -16,8 +16,7 @@
  * wait to wait. Stacks with one hash have the same callers, except for calls in libraries whose
  * return address is a multiple of 8, as are most pointers that are no code.
  *
- * Pointers into data that are no multiple of 8 change, too: of 13 325 copies of postgres' stacks,
- * 81 had other callers. So for a new hash the words are looked at again: only those that follow a
+ * Pointers into data that are no multiple of 8 change, too. So for a new hash only words after a
  * call instruction count for the number of the stack, by which samples refer to it.
  */
 #pragma once

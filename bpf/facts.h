@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/*
- * Facts about a task: its mode, cgroup and system call.
- */
+/* Facts about a task: its mode, cgroup and system call. */
 #pragma once
 
 #include "maps.h"

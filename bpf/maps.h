@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/*
- * State of the BPF program: task storage, a wait that has ended, per-CPU buffers, and the maps.
- */
+/* State of the BPF program: task storage, a wait that has ended, per-CPU buffers, and the maps. */
 #pragma once
 
 #include <linux/compiler.h>

@@ -26,8 +26,7 @@
  * user stack is walked once in a wait: at switch-out if every wait needs it, for sums by stack, or
  * if the sleeper's memory cannot be reached later; otherwise at the end, for samples only.
  *
- * Iterators over all tasks, at the begin and at the end of the recording, find those that do not
- * switch in between.
+ * Iterators over all tasks, at begin and end of the recording, find those that do not switch.
  *
  * Nothing is lost without a trace. If the map of sums is full, a short wait is sent as a sample; if
  * the ring is full, a long wait is summed, without stack. If both fail, its time is counted.
@@ -559,10 +558,7 @@ int offcpu_waking(u64 *ctx)
 	return 0;
 }
 
-/*
- * iter/task(struct bpf_iter_meta *meta, struct task_struct *task), at the begin: note the mode of a
- * task that has not switched since.
- */
+/* iter/task(struct bpf_iter_meta *meta, struct task_struct *task), at begin: note its mode. */
 int offcpu_first(u64 *ctx)
 {
 	struct task_struct *task = (void *)ctx[1];
@@ -594,10 +590,7 @@ int offcpu_first(u64 *ctx)
 	return 0;
 }
 
-/*
- * iter/task, at the end: write a task as struct offcpu_last for user space. It may be read twice:
- * the task is not changed.
- */
+/* iter/task, at the end: write a task as struct offcpu_last, twice if the buffer is short. */
 int offcpu_last(u64 *ctx)
 {
 	void *meta = (void *)ctx[0], *task = (void *)ctx[1], *seq;

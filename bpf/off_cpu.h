@@ -47,8 +47,7 @@ enum offcpu_counter {
 
 /* Values of the map `targets`. */
 enum offcpu_target {
-	OFFCPU_TARGET_ACTIVE,		/* recorded */
-	OFFCPU_TARGET_ARMED		/* recorded from its next exec on */
+	OFFCPU_TARGET_ACTIVE, OFFCPU_TARGET_ARMED	/* recorded, or from its next exec on */
 };
 
 /* What the ids in the map `targets` are. */
@@ -145,10 +144,8 @@ enum offcpu_call_kind {
 	OFFCPU_CALL_FUTEX,		/* the address of a word, and an operation */
 	OFFCPU_CALL_CHILD,		/* a pid, or which children (wait4) */
 	OFFCPU_CALL_CHILD_ID,		/* the kind of an id, and the id (waitid) */
-	OFFCPU_CALL_PATH,		/* the first argument */
-	OFFCPU_CALL_PATH_AT,		/* the second argument */
-	OFFCPU_CALL_SEMAPHORES,		/* id of a System V set */
-	OFFCPU_CALL_MESSAGES,		/* id of a System V queue */
+	OFFCPU_CALL_PATH, OFFCPU_CALL_PATH_AT,	/* the first, the second argument */
+	OFFCPU_CALL_SEMAPHORES, OFFCPU_CALL_MESSAGES,	/* id of a System V set, or queue */
 	OFFCPU_CALL_EPOLL,		/* the first: an epoll instance */
 	OFFCPU_CALL_FUTEXES,		/* struct futex_waitv, and their number */
 	OFFCPU_CALL_SELECT,		/* a number, and three sets in memory */
@@ -158,11 +155,9 @@ enum offcpu_call_kind {
 /* After which time a system call ends by itself: where the time is, and in which form. */
 enum offcpu_timeout {
 	OFFCPU_TIMEOUT_NONE,
-	OFFCPU_TIMEOUT_MS_2,		/* third argument, ms */
-	OFFCPU_TIMEOUT_MS_3,
-	OFFCPU_TIMEOUT_SPEC_0,		/* struct timespec at the first argument */
-	OFFCPU_TIMEOUT_SPEC_2,
-	OFFCPU_TIMEOUT_SPEC_3,
+	OFFCPU_TIMEOUT_MS_2, OFFCPU_TIMEOUT_MS_3,	/* third and fourth argument, ms */
+	/* struct timespec at the first, third and fourth argument */
+	OFFCPU_TIMEOUT_SPEC_0, OFFCPU_TIMEOUT_SPEC_2, OFFCPU_TIMEOUT_SPEC_3,
 	OFFCPU_TIMEOUT_CLOCK,		/* clock_nanosleep: clock, flags, struct timespec */
 	OFFCPU_TIMEOUT_FUTEX		/* as the operation says */
 };
@@ -185,10 +180,8 @@ enum offcpu_object_kind {
 
 /* What a lock of the kernel is, in the two lowest bits of task->blocker (linux/hung_task.h). */
 enum offcpu_lock_type {
-	OFFCPU_LOCK_MUTEX,
-	OFFCPU_LOCK_SEMAPHORE,
-	OFFCPU_LOCK_READ,		/* of a rw_semaphore */
-	OFFCPU_LOCK_WRITE
+	OFFCPU_LOCK_MUTEX, OFFCPU_LOCK_SEMAPHORE,
+	OFFCPU_LOCK_READ, OFFCPU_LOCK_WRITE	/* of a rw_semaphore */
 };
 
 /* What it protects. */
@@ -212,8 +205,7 @@ struct offcpu_object {
 	u64 inode;
 	u64 address;			/* of a futex or a lock */
 	u64 peer_inode;			/* of a Unix socket's other end */
-	u64 where;			/* where the BPF program reads more */
-	u64 super;			/* likewise: the file system */
+	u64 where, super;		/* where the BPF program reads more; the file system */
 	u64 sp;				/* stack pointer of the thread */
 	u32 kind;			/* enum offcpu_object_kind */
 	u32 lost;			/* OFFCPU_OBJECT_* */
@@ -322,8 +314,7 @@ struct offcpu_budget {
 	u64 switches;			/* number of times that it left a CPU */
 	u64 ran_before_ns;		/* the kernel's own time on CPUs when the budget began */
 	u64 ran_ns;			/* the same when the thread last left a CPU */
-	u64 queued_before_ns;		/* the kernel's own run-queue delay, likewise */
-	u64 queued_ns;
+	u64 queued_before_ns, queued_ns;	/* the kernel's own run-queue delay, likewise */
 	u64 ns[OFFCPU_BUCKETS];		/* by enum offcpu_mode */
 };
 

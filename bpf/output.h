@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/*
- * The ways out of the kernel for a wait: a sum, a sample, or a counter.
- */
+/* The ways out of the kernel for a wait: a sum, a sample, or a counter. */
 #pragma once
 
 #include "callers.h"

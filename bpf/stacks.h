@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/*
- * Walk stacks, and keep each different user stack once.
- */
+/* Walk stacks, and keep each different user stack once. */
 #pragma once
 
 #include "facts.h"
