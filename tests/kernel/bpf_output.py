@@ -126,13 +126,14 @@ def parse(body: bytes) -> Wait:
     (cgroup,) = struct.unpack_from("=Q", raw, 24 + 8 * nr)
     at = 24 + 8 * nr + 8
     magic, version, size = struct.unpack_from("=4sHH", raw, at)
-    assert (magic, version, size) == (b"OFCP", 2, 120)
+    assert (magic, version, size) == (b"OFCP", 2, 128)
     (
         kind, waker_at, waker_nr, flags, lost, state, syscall, waker_pid, waker_tid,
         wakeup, out, count, longest, runq, _caller, object_id, asked, _holder, _object_lost, tcp_at, tcp_nr,
-    ) = struct.unpack_from("=IHHIIIiIIQQQQQQQQIIII", raw, at + 8)  # fmt: skip
+        _, python_nr,
+    ) = struct.unpack_from("=IHHIIIiIIQQQQQQQQIIIIII", raw, at + 8)  # fmt: skip
     assert waker_at == (size if waker_nr else 0)
-    end = at + size + 8 * waker_nr + 4 * tcp_nr
+    end = at + size + 8 * waker_nr + 4 * tcp_nr + 8 * python_nr
     assert tcp_at in (0, size + 8 * waker_nr) and tcp_nr in ((0, 12) if tcp_at else (0,))
     assert end <= raw_size < end + 8  # perf pads the field
     waker_chain = struct.unpack_from(f"={waker_nr}Q", raw, at + size)
