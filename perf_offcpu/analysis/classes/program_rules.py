@@ -243,10 +243,17 @@ PROGRAM_RULES = (
     ),
     ProgramRule(
         "CPython",
-        "a condition, event or queue of threading (frames of Python where perf trampolines are on)",
-        frames=r"py::(Condition\.wait|Event\.wait|Queue\.get|SimpleQueue\.get|Semaphore\.acquire)\b.*",
+        "a connection of the pool: all are in use (SQLAlchemy, psycopg, redis-py, urllib3)",
+        frames=r"""
+            QueuePool\._do_get\s\(impl\.py\) ConnectionPool\.getconn\s\(pool\.py\)
+            BlockingConnectionPool\.get_connection\s\(connection\.py\)
+            HTTPConnectionPool\._get_conn\s\(connectionpool\.py\)
+        """,
         waits="lock",
-        for_work=True,
+        for_work=False,
+    ),
+    ProgramRule(
+        "CPython", "the next item of a queue", frames=r"(Queue\.)?get\s\(queue\.py\)", waits="lock", for_work=True
     ),
     ProgramRule(
         "CPython",
