@@ -34,7 +34,7 @@ class Kind(enum.IntEnum):
 
 
 class WaitFlag(enum.IntFlag):
-    """How the wait began and ended, and how its sample was taken."""
+    """Bits: begin and end of a wait, and form of its sample."""
 
     PREEMPTED = 1 << 0  # stayed runnable (preempted, or it yielded): the wait is run-queue delay, or see THROTTLED
     WAKER_INTERRUPT = 1 << 1  # woken from an interrupt: the waker is the task that the interrupt hit, 0 for an idle CPU

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the file, the table of objects and the summary of a recording need of the collector: that of BPF programs
-(`collector`), or that of an ordinary user (`unprivileged.collector`)."""
+"""Declare the interface that file, table of objects and summary of a recording have to the collector: that of BPF
+programs (`collector`), or that of an ordinary user (`unprivileged.collector`)."""
 
 from typing import Any, Protocol
 

@@ -130,8 +130,8 @@ def _order(text: str) -> str:
     """Return the order of stacks in a value of perf's `-g` (`graph,0.5,callee`), or its first unknown word."""
     words = text.split(",")
     orders = [word for word in words if word in _ORDERS]
-    known = {*_ORDERS, *_OTHER_WORDS}
-    unknown = [word for word in words if word not in known and not re.fullmatch(r"[\d.]+", word)]
+    accepted = {*_ORDERS, *_OTHER_WORDS}
+    unknown = [word for word in words if word not in accepted and not re.fullmatch(r"[\d.]+", word)]
     return unknown[0] if unknown else (*orders, "caller")[0]
 
 

@@ -34,7 +34,7 @@ Domain = Literal[
     "", "strings", "comm", "evsels", "callchains", "snapshots", "spaces", "dsos", "stacks", "frames",
     "time", "since", "task", "cpu", "cgroup", "objects", "object_ids", "places",
 ]  # fmt: skip
-"""What the values of a column are. The name of a field of Recording or Profile: row ids in that table ("comm": rows of
+"""Meaning of a column's values. The name of a field of Recording or Profile: row ids in that table ("comm": rows of
 `strings` that hold a comm). "time": ns. "since": ns from which a row is valid, 0 before the recording. "task": pid or
 tid. "cpu", "cgroup", "object_ids": ids of CPUs, cgroups, wait objects. "": what means the same in every recording."""
 

@@ -140,10 +140,10 @@ def _stack_facts(row: StackRow, summary: Summary, style: Style) -> str:
 
 def shares(weights: dict[str, int]) -> str:
     """Return the name of a single weight, `S`, or the names of several with their shares: `S 80% D 20%`."""
-    whole = sum(weights.values())
+    total = sum(weights.values())
     if len(weights) < 2:
         return "".join(weights)
-    return " ".join(f"{name} {100 * part / (whole or 1):.0f}%" for name, part in weights.items())
+    return " ".join(f"{name} {100 * part / (total or 1):.0f}%" for name, part in weights.items())
 
 
 def frame_lines(frames: Sequence[Name], style: Style) -> Iterator[str]:
@@ -209,9 +209,9 @@ def objects(summary: Summary, style: Style) -> Iterator[str]:
 
 def _network(row: ObjectRow) -> str:
     """Return `peer slow 97%, retransmissions 3%`, of a connection; "" if half of the time is not known, or more."""
-    whole = row.total.weight
-    parts = [f"{cause} {100 * weight / whole:.0f}%" for cause, weight in [*row.network.items()][:_SHOWN]]
-    return ", ".join(parts) if 2 * sum(row.network.values()) > whole else ""
+    total = row.total.weight
+    parts = [f"{cause} {100 * weight / total:.0f}%" for cause, weight in [*row.network.items()][:_SHOWN]]
+    return ", ".join(parts) if 2 * sum(row.network.values()) > total else ""
 
 
 def by_text(role: str, by: Mapping[str, int], whole: int) -> str:

@@ -17,10 +17,10 @@ import numpy as np
 
 from perf_offcpu import losses
 from perf_offcpu.analysis.classes.classify import Waits, classify
+from perf_offcpu.analysis.classes.idle import of_idle_threads
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group, max_by, sum_by
 from perf_offcpu.analysis.holders import holders_of
-from perf_offcpu.analysis.idle import of_idle_threads
 from perf_offcpu.callpaths.keys import NO_OBJECT, cgroup_label, column_of
 from perf_offcpu.model.columns import I32, I64, Bool, distinct, is_among
 from perf_offcpu.model.lookup import rows_at
@@ -143,13 +143,13 @@ def interval_of(profile: Profile, *, idle: str = "hide", without_pid: int = 0) -
         samples, budget = profile.samples, profile.budget
         profile = replace(profile.select(samples.pid != without_pid), budget=budget.take(budget.pid != without_pid))
     begin_ns, end_ns = profile.meta.recorded[0][0], profile.meta.recorded[-1][1]
-    whole = profile.samples
-    profile = replace(profile, samples=_inside(whole, begin_ns))
+    recorded = profile.samples
+    profile = replace(profile, samples=_inside(recorded, begin_ns))
     waits, lives = classify(profile), counted_lives(profile)
     is_idle = of_idle_threads(profile, waits.for_work)
-    lives_idle = is_among(_pairs(lives.pid, lives.tid), distinct(_pairs(whole.pid, whole.tid)[is_idle]))
+    lives_idle = is_among(_pairs(lives.pid, lives.tid), distinct(_pairs(recorded.pid, recorded.tid)[is_idle]))
     masks = is_idle, lives_idle, is_idle, lives_idle
-    return Interval(profile, whole, waits, lives, *masks, begin_ns, end_ns, _cause(profile, waits)).showing(idle)
+    return Interval(profile, recorded, waits, lives, *masks, begin_ns, end_ns, _cause(profile, waits)).showing(idle)
 
 
 def _inside(samples: ProfileSamples, begin_ns: int) -> ProfileSamples:
@@ -209,7 +209,7 @@ def _rows(interval: Interval, key: str) -> list[Row]:
     first, row_of = group(np.concatenate([column[chosen], of_lives[threads]]))
     row_of, thread_row = np.split(row_of, [len(chosen)])
     number = len(first)
-    samples, whole = interval.profile.samples.take(chosen), interval.whole.take(chosen)
+    samples, lengths = interval.profile.samples.take(chosen), interval.whole.take(chosen)
     now = interval.now()[chosen]
     blocked = interval.blocked_ns()[chosen]
     if len(of_lives):
@@ -222,13 +222,13 @@ def _rows(interval: Interval, key: str) -> list[Row]:
         if len(of_lives) and lives.running is not None
         else [None] * number
     )
-    since = max_by(np.where(now, row_of, -1), whole.period, number)
-    is_longest = now & (whole.period == since[row_of]) & whole.has(SampleFlag.BEGAN_BEFORE)
+    since = max_by(np.where(now, row_of, -1), lengths.period, number)
+    is_longest = now & (lengths.period == since[row_of]) & lengths.has(SampleFlag.BEGAN_BEFORE)
     columns = (
         times[0].tolist(),
         times[1].tolist(),
         running,
-        totals_of(whole, row_of, number, ~now),
+        totals_of(lengths, row_of, number, ~now),
         np.bincount(row_of[now], minlength=number).tolist(),
         np.maximum(since, 0).tolist(),
         (np.bincount(row_of[is_longest], minlength=number) > 0).tolist(),

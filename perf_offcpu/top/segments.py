@@ -6,7 +6,7 @@
 At the end of an interval the recorder writes its sums (`account`) into the file, and the part since the last interval
 is read. It is asked again only after that: a machine that is too busy gets longer intervals. After a minute it begins a
 new file (`snapshot`), so that memory stays bounded; the one before is kept, and older ones are removed. A file that
-grows large ends by itself, for the time in which nobody asks (a stopped `top`).
+grows large ends by itself, while `top` is stopped.
 
 Nothing is left behind, whatever ends this process. The recorder ends with it (`--until-exit`), and a shell that waits
 on a pipe for the end of both removes the directory.
@@ -144,7 +144,7 @@ class Segments:
     def _recordings(self, directory: Directory) -> Iterator[Recording]:
         """Yield the recording of each interval, of the file that is being written and of those that have ended."""
         current, past = "", ""
-        file, known = None, KnownStacks()
+        file, stacks = None, KnownStacks()
         try:
             for name, size in self._parts(directory):
                 if name == past:
@@ -156,10 +156,10 @@ class Segments:
                     if file is not None:
                         file.close()
                     file = GrowingFile(os.path.join(self._path, name), self._features)
-                    current, self._begun_s, known = name, time.monotonic(), KnownStacks()
+                    current, self._begun_s, stacks = name, time.monotonic(), KnownStacks()
                 recording = file.read(size or None)
                 if recording is not None:
-                    yield cut_wrong_callers(merge_deferred(unwind(recording, self._symbols.search(), known)))
+                    yield cut_wrong_callers(merge_deferred(unwind(recording, self._symbols.search(), stacks)))
                 if not size:
                     file.close()
                     file = None

@@ -31,10 +31,11 @@ _CODE_END: Final = 1 << 47
 _WORD: Final = 8
 
 CallReader = Callable[[int, U64], tuple[Bool, U64]]
-"""Of a dso and file offsets uint64[n]: bool[n], True if a call instruction ends there, and uint64[n], the address in
-the file that it calls, NO_ADDRESS for another file's, or if the instruction does not tell."""
+"""Function of a dso and file offsets uint64[n]. Returns bool[n], True if a call instruction ends there, and uint64[n],
+the address in the file that it calls, NO_ADDRESS for another file's, or if the instruction does not tell."""
 EntryReader = Callable[[int, int], tuple[int, frozenset[int]]]
-"""Of an address space and a code address: (dso, addresses in the file at which its function may begin)."""
+"""Function of an address space and a code address. Returns (dso, addresses in the file at which the function of the
+code address may begin)."""
 
 
 class FrameSearch:

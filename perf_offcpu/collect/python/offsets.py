@@ -102,7 +102,7 @@ def read_runtime(fd: int, path: bytes) -> dict[str, Any] | None:
 
 
 def _find_section(fd: int, header: dict[str, Any]) -> tuple[int, int] | None:
-    """Return (virtual address, file offset) of the section with the interpreter's state; None if there is none."""
+    """Return (virtual address, file offset) of the section with the interpreter's state; None without one."""
     if header["e_shentsize"] != _SECTION_HEADER.size:
         return None
     table = os.pread(fd, _SECTION_HEADER.size * min(header["e_shnum"], _MOST_SECTIONS), header["e_shoff"])

@@ -104,7 +104,7 @@ def privilege_remedy() -> str:
             return "the kernel is locked down (confidentiality): boot it without lockdown"
         if has_seccomp_filter():
             return "leave perf_event_open(2) and bpf(2) in the container's seccomp profile"
-        return "a security policy of this machine forbids it (SELinux, BPF LSM, …): ask whoever set it"
+        return "a security policy of this machine forbids it (SELinux, BPF LSM, …): ask its administrator"
     options = " ".join(f"--cap-add {name.removeprefix('CAP_')}" for name in missing)
     return f"run as root, or with {' and '.join(missing)} (in a container: {options})"
 

@@ -45,7 +45,7 @@ class Sleeper(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What was seen of a sleeping thread from `begin_ns` to `end_ns`: its stack, and the object that it waits for."""
+    """Stack of a sleeping thread, and the object that it waits for, read from `begin_ns` to `end_ns`."""
 
     begin_ns: int
     end_ns: int
@@ -113,11 +113,11 @@ class Reader:
         if sp >> 32 == 0:  # a 32-bit program, whose frames and system calls are unlike
             return Look(begin_ns, now_ns(), UNKNOWN_U32, SYSCALL_UNKNOWN, 0, 0, b"", _COMPAT)
         stack = _read(sleeper.tid, sp, self._copy_bytes) if self._copy_bytes else b""
-        found = self._objects.find(*sleeper, syscall, arguments, sp) if arguments else WaitObject()
+        wait_object = self._objects.find(*sleeper, syscall, arguments, sp) if arguments else WaitObject()
         state = _STATES.get(read_kernel_if_any(f"{place}/stat", 512).rpartition(b") ")[2][:1])
         if state is None:  # it runs by now
             return None
-        return Look(begin_ns, now_ns(), int(state), max(syscall, SYSCALL_NONE), sp, pc, stack, found)
+        return Look(begin_ns, now_ns(), int(state), max(syscall, SYSCALL_NONE), sp, pc, stack, wait_object)
 
     def take(self, wait: NDArray[Any]) -> Look | None:
         """Remove the looks at a thread up to the end of a wait (`switches.INTERVAL`); return the last look within the

@@ -9,10 +9,10 @@ from builders.profile import Code, ProfileBuilder, classes_of, kernel
 
 from perf_offcpu import losses
 from perf_offcpu.analysis.classes.classify import classify
+from perf_offcpu.analysis.classes.idle import of_idle_threads
 from perf_offcpu.analysis.classes.program_rules import PROGRAM_RULES, Rules
 from perf_offcpu.analysis.classes.rules_file import parse_rules, usual_rules
 from perf_offcpu.analysis.classes.wait_classes import BY_LABEL, WaitClass
-from perf_offcpu.analysis.idle import of_idle_threads
 from perf_offcpu.analysis.select import Selection, select_samples
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.profile import Profile, ProgramRule
