@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from elftools.elf.elffile import ELFFile
 from kernel.recorder import MS, Run, run
 
 from perf_offcpu import losses
@@ -99,6 +100,28 @@ def test_functions_stand_at_the_calls_of_the_interpreter(tmp_path: Path) -> None
         stacks.add(tuple(name for name in stack if name.endswith("y)") or name == "_PyEval_EvalFrameDefault"))
     call = "_PyEval_EvalFrameDefault"
     assert ("f (calls.py)", call, "g (calls.py)", "<module> (calls.py)", call) in stacks, stacks
+
+
+HOLDER = """
+import mmap, time, sys
+file = open(sys.argv[1])
+time.sleep(0.3)
+mapping = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)
+time.sleep(0.1)
+"""
+
+
+def test_a_file_that_lies_about_the_place_of_the_interpreter_is_passed_over(tmp_path: Path) -> None:
+    """The section's address is the last one of all."""
+    path = tmp_path / "python3.11"
+    path.write_bytes(Path(SYSTEM).resolve().read_bytes())
+    with path.open("r+b") as file:
+        section = ELFFile(file).get_section_by_name(".PyRuntime")
+        head = ELFFile(file)["e_shoff"] + 64 * list(ELFFile(file).iter_sections()).index(section)
+        file.seek(head + 16)
+        file.write(b"\xff" * 8)
+    done = run("--", SYSTEM, "-c", HOLDER, path, cwd=tmp_path)
+    assert done.returncode == 0 and str(path) in done.profile.strings, done.stderr
 
 
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="it writes to structures of CPython 3.11")

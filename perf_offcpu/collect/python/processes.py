@@ -26,6 +26,7 @@ _LAYOUT: Final = RECORD_LAYOUTS[RecordType.MMAP2]
 _NAME: Final = _HEAD + _LAYOUT.offset("filename", 0)
 _SIZE_AT: Final = RECORD_HEADER.offset("size")
 _NEEDLE: Final = b"python3"
+_ADDRESSES: Final = 2**64 - 1
 _TASK: Final = struct.Struct("=IIII")  # pid, ppid, tid, ptid of FORK and EXIT
 _MMAP2, _FORK, _EXIT = int(RecordType.MMAP2), int(RecordType.FORK), int(RecordType.EXIT)
 
@@ -76,9 +77,9 @@ class PythonProcesses:
             return
         for offset, size, address in runtime["loads"]:
             if offset & -4096 <= values["pgoff"] < offset + size and runtime["offsets"]:
-                place = runtime["address"] + start - (address + values["pgoff"] - offset)
                 offsets = runtime["offsets"]
-                self._tell(pid, offsets | {"interpreters": offsets["interpreters"] + place})
+                place = offsets["interpreters"] + runtime["address"] + start - (address + values["pgoff"] - offset)
+                self._tell(pid, offsets | {"interpreters": place & _ADDRESSES})  # a file may say anything
         if not runtime["offsets"] and pid not in self._offsets:
             self._lost.add(losses.PYTHON_UNKNOWN)
 
