@@ -14,9 +14,9 @@ import numpy as np
 
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.analysis.classes.program_rules import fits
-from perf_offcpu.model.columns import I64, Bool
-from perf_offcpu.model.profile import Frames, Profile, Stacks
-from perf_offcpu.model.stacks import depths
+from perf_offcpu.analysis.stack_walk import without_nodes
+from perf_offcpu.model.columns import I64
+from perf_offcpu.model.profile import Frames, Profile
 
 INTERPRETERS: Final = {
     "[CPython]": r"""
@@ -56,7 +56,7 @@ def fold_interpreters(profile: Profile) -> Profile:
     frame, parent = stacks.frame.astype(np.int64), stacks.parent.astype(np.int64)
     kind = np.append(kind[frame], 0)
     repeated = (kind[:-1] > 0) & (kind[:-1] == kind[parent])
-    stacks, node = _without(parent, shown[frame], repeated)
+    stacks, node = without_nodes(parent, shown[frame], repeated)
     samples = profile.samples
     samples = samples.with_columns(stack=node[samples.stack], waker_stack=node[samples.waker_stack])
     return replace(profile, frames=Frames.concat([frames, added]), stacks=stacks, samples=samples, strings=strings)
@@ -71,25 +71,3 @@ def _kinds(profile: Profile) -> I64:
         met = (row for row, functions in enumerate(INTERPRETERS.values(), 1) if fits(functions, function))
         kinds[index] = next(met, 0)
     return np.where(profile.frames.is_kernel(), 0, kinds[inverse.reshape(-1)])
-
-
-def _without(parent: I64, frame: I64, left_out: Bool) -> tuple[Stacks, I64]:
-    """Return the stack tree without the nodes `left_out`, and int32[nodes + 1]: old row → new row (of a node left out:
-    of its nearest ancestor that is kept), -1 last. `frame`: frame of each node; equal children are merged."""
-    above = np.where(left_out, parent, np.arange(len(parent)))
-    while (jump := above[above] if len(above) else above).tobytes() != above.tobytes():
-        above = jump
-    kept = np.flatnonzero(~left_out)
-    over = np.where(parent[kept] >= 0, above[parent[kept]], -1)
-    number = np.append(np.full(len(parent), -1), -1)  # of kept nodes, in the new tree
-    level = depths(np.append(np.cumsum(~left_out) - 1, -1)[over].astype(np.int32))
-    parents, frames, total = list[I64](), list[I64](), 0
-    for depth in range(1, int(level.max(initial=0)) + 1):
-        of_depth = level == depth
-        keys, inverse = np.unique((number[over[of_depth]] + 1) << 31 | frame[kept[of_depth]], return_inverse=True)
-        number[kept[of_depth]] = inverse.reshape(-1) + total
-        parents.append((keys >> 31) - 1)
-        frames.append(keys & 0x7FFFFFFF)
-        total += len(keys)
-    columns = (np.concatenate(parents).astype(np.int32), np.concatenate(frames).astype(np.int32))
-    return Stacks(*columns), np.append(number[above], -1).astype(np.int32)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Walk up the stack tree from many leaves at once: one numpy pass per level, not a loop per stack."""
+"""Walk up the stack tree from many leaves at once, and leave nodes out: one numpy pass a level, no loop over stacks."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.model.columns import I64, Bool
-from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.profile import Profile, Stacks
+from perf_offcpu.model.stacks import depths
 
 
 def used_nodes(profile: Profile, leaves: I64) -> Bool:
@@ -59,6 +60,29 @@ def _walk(profile: Profile, leaves: I64, wanted: Bool, *, first: bool, user_fram
             seen = seen[on]
         live, leaf = live[on], above[on]
     return node
+
+
+def without_nodes(parent: I64, frame: I64, left_out: Bool) -> tuple[Stacks, I64]:
+    """Return the stack tree without the nodes `left_out`, and int32[nodes + 1]: old row → new row (of a node left out:
+    of its nearest ancestor that is kept), -1 last. `frame`: frame of each node; equal children are merged."""
+    above = np.append(np.where(left_out, parent, np.arange(len(parent))), -1)  # the last one: the caller of roots
+    while (jump := above[above]).tobytes() != above.tobytes():
+        above = jump
+    above = above[:-1]
+    kept = np.flatnonzero(~left_out)
+    over = np.where(parent[kept] >= 0, above[parent[kept]], -1)
+    number = np.append(np.full(len(parent), -1), -1)  # of kept nodes, in the new tree
+    level = depths(np.append(np.cumsum(~left_out) - 1, -1)[over].astype(np.int32))
+    parents, frames, total = [np.empty(0, np.int64)], [np.empty(0, np.int64)], 0
+    for depth in range(1, int(level.max(initial=0)) + 1):
+        of_depth = level == depth
+        keys, inverse = np.unique((number[over[of_depth]] + 1) << 31 | frame[kept[of_depth]], return_inverse=True)
+        number[kept[of_depth]] = inverse.reshape(-1) + total
+        parents.append((keys >> 31) - 1)
+        frames.append(keys & 0x7FFFFFFF)
+        total += len(keys)
+    columns = (np.concatenate(parents).astype(np.int32), np.concatenate(frames).astype(np.int32))
+    return Stacks(*columns), np.append(number[above], -1).astype(np.int32)
 
 
 def _once(nodes: NDArray[np.integer], size: int) -> I64:

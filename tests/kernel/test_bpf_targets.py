@@ -169,9 +169,9 @@ def test_a_killed_sleeper_is_still_seen() -> None:
         time.sleep(0.3)
         sleeper.kill()
         sleeper.wait()
-        waits = waits_of(rings)
+        waits = [wait for wait in waits_of(rings) if wait.ns > 40 * MS]  # others for a CPU
     assert len(waits) == 1
-    assert waits[0].ns > 40 * MS and waits[0].kernel and waits[0].user
+    assert waits[0].kernel and waits[0].user
 
 
 def test_nothing_is_recorded_before_enable_and_after_disable() -> None:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A container made by hand: control group, root directory, and namespaces of processes, mounts and names of its own."""
 
+import contextlib
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -22,8 +24,8 @@ def box(tmp_path: Path, waiter: Path) -> Iterator[int]:
     mount = cgroup2_mount(read_kernel(MOUNTS))
     if mount is None:
         pytest.skip("no cgroup2 is mounted")
-    group = Path(mount.decode(), "machine-byhand.scope")
-    group.mkdir()
+    group = Path(mount.decode(), f"test{os.getpid()}", "machine-byhand.scope")
+    group.mkdir(parents=True)
     root = tmp_path / "root"
     (root / "opt").mkdir(parents=True)
     shutil.copy(waiter, root / "opt" / "napper")
@@ -43,8 +45,15 @@ def box(tmp_path: Path, waiter: Path) -> Iterator[int]:
         finally:
             process.kill()
             process.wait()
-            until(lambda: not comms_in(group))
-            group.rmdir()
+            until(lambda: is_removed(group))
+            group.parent.rmdir()
+
+
+def is_removed(group: Path) -> bool:
+    """A group is busy until its last process is reaped."""
+    with contextlib.suppress(OSError):
+        group.rmdir()
+    return not group.exists()
 
 
 def comms_in(group: Path) -> dict[int, str]:
@@ -53,7 +62,7 @@ def comms_in(group: Path) -> dict[int, str]:
 
 
 def test_a_container_has_a_name_and_its_files_have_symbols_while_it_lives(box: int, tmp_path: Path) -> None:
-    done = run("-G", "machine-byhand.scope", "--duration", "1.5", cwd=tmp_path)
+    done = run("-G", f"test{os.getpid()}/machine-byhand.scope", "--duration", "1.5", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     shown = perf_offcpu("report", "--sort", "container", cwd=tmp_path).stdout
     assert "machine:byhand" in shown

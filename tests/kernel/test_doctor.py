@@ -113,7 +113,7 @@ LIMITED |= {"perf": "linux-perf"}
 
 def test_what_recording_can_do_without_is_limited_and_says_what_to_do() -> None:
     without = privately(
-        "mount --make-rprivate /sys; mount --make-rprivate /proc && mount -t proc proc /proc; ulimit -n 60; "
+        "mount --make-rprivate /sys; mount --make-rprivate /proc && mount -t proc proc /proc; ulimit -n 68; "
         "umount -lR /sys/kernel/tracing /sys/kernel/debug 2>/dev/null; mount -t tmpfs none /sys/kernel/debug",
         "--pid --fork",
         f"PATH=/nowhere {shutil.which('setpriv')} --bounding-set=-sys_admin",

@@ -200,7 +200,7 @@ def test_a_descriptor_closed_meanwhile_lengths_of_sleeps_and_tables_after_fork_a
     _, recording = record_python(IN_TURN, tmp_path)
     samples, objects = recording.samples, recording.objects
     rows = np.flatnonzero((samples.period > 80_000_000) & (samples.syscall == SYSCALLS["read"]))
-    closed, read = rows[np.argsort(samples.time_ns[rows])].tolist()
+    closed, read = rows[np.argsort(samples.time_ns[rows])].tolist()[-2:]  # Python may wait for its files before
     assert samples.object_id[closed] == 0 and recording.losses[losses.OBJECTS_CLOSED] == 1
     (row,) = np.flatnonzero(objects.id == samples.object_id[read])
     assert objects.kind[row] == ObjectKind.PIPE

@@ -51,6 +51,7 @@ from perf_offcpu.analysis.classes.program_rules import Rules
 from perf_offcpu.analysis.classes.stacks import Evidence, evidence_of_stacks
 from perf_offcpu.analysis.classes.wait_classes import BY_LABEL, Means, WaitClass, Work
 from perf_offcpu.analysis.group import group
+from perf_offcpu.analysis.stack_walk import without_nodes
 from perf_offcpu.model.columns import I32, I64, U8, Bool
 from perf_offcpu.model.profile import Profile, ProgramRule
 from perf_offcpu.model.recording import SUM_FLAGS, SampleFlag
@@ -223,12 +224,17 @@ def like_single_waits(profile: Profile, wait_class: U8, purpose: I32, undecided:
 
 
 def _user_leaf(profile: Profile) -> I64:
-    """Return int64[stacks]: row of the innermost user-mode node on the way to the root; -1 for none."""
-    parent = profile.stacks.parent.astype(np.int64)
-    is_kernel = profile.frames.is_kernel()[profile.stacks.frame]
+    """Return int64[stacks]: number of the innermost user-mode node on the way to the root, Python functions left out,
+    since sums do not have them; -1 for none."""
+    frames, frame, parent = profile.frames, profile.stacks.frame, profile.stacks.parent.astype(np.int64)
+    is_kernel = frames.is_kernel()[frame]
     leaf = np.where(is_kernel, parent, np.arange(len(parent)))
     while True:
         rows = np.flatnonzero((leaf >= 0) & np.append(is_kernel, False)[leaf])
         if not len(rows):
-            return leaf
+            break
         leaf[rows] = leaf[leaf[rows]]
+    is_python = ~is_kernel & ((frames.dso == 0) & (frames.file > 0))[frame]
+    if not is_python.any():
+        return leaf
+    return without_nodes(parent, frame.astype(np.int64), is_python)[1].astype(np.int64)[leaf]
