@@ -133,7 +133,7 @@ class Endpoint:
         try:
             self._listener = listen_at(place)
         except OSError as problem:
-            raise UsageError(f"{place}: {problem.strerror}; {ANOTHER}") from None
+            raise UsageError(f"{place}: {problem.strerror or problem}; {ANOTHER}") from None
         self.port = 0 if place.startswith(_UNIX) else int(self._listener.getsockname()[1])
         self._clients: dict[socket.socket, _Client] = {}  # oldest first
         self._stop, stopped = socket.socketpair()

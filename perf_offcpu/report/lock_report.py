@@ -110,8 +110,8 @@ def _columns(report: LockReport, style: Style) -> list[Column]:
 
 
 def _waiting_in(lock: LockRow) -> str:
-    whole, parts = lock.row.total.weight or 1, list(lock.waiting_in.items())
-    shown = [f"{name} {100 * weight / whole:.0f}%" for name, weight in parts[:_FUNCTIONS]]
+    total, parts = lock.row.total.weight or 1, list(lock.waiting_in.items())
+    shown = [f"{name} {100 * weight / total:.0f}%" for name, weight in parts[:_FUNCTIONS]]
     return ", ".join([*shown, *([f"{len(parts) - _FUNCTIONS} more"] if len(parts) > _FUNCTIONS else [])])
 
 
@@ -142,8 +142,8 @@ def _hands(lock: LockRow, style: Style) -> Iterator[str]:
 
 def _rest(lock: LockRow, style: Style) -> Iterator[str]:
     """Yield lines on the parts of the waits' time that the rows of holders do not explain."""
-    whole = lock.row.total.weight
-    rest = whole - lock.weight_known - lock.weight_unknown
+    total = lock.row.total.weight
+    rest = total - lock.weight_known - lock.weight_unknown
     parts = (
         [(lock.weight_unknown, "holder not known"), (rest, "after the wake-up, mostly waiting for a CPU")]
         if lock.row.role == HELD
@@ -151,7 +151,7 @@ def _rest(lock: LockRow, style: Style) -> Iterator[str]:
     )
     for weight, words in parts:
         if weight > 0:
-            yield f"{say.share(weight, whole)}  {say.time(weight, style)}  {words}"
+            yield f"{say.share(weight, total)}  {say.time(weight, style)}  {words}"
 
 
 def _title(lock: LockRow) -> str:

@@ -45,7 +45,7 @@ RECORDING: Final = (
     *("--switch-output=64M", "--switch-max-files", "4"),
 )
 """Options of record: waits alone; files that are read once stay as they are; at most 1000 samples a second, beyond
-which waits are summed with their exact times; and at most 256 MB while nobody reads."""
+which waits are summed with their exact times; and at most 256 MB while it is not read."""
 _FILE_S: Final = 60.0
 _PIECE: Final = 1 << 20
 _MEMORY: Final = "/dev/shm"
@@ -62,7 +62,7 @@ class Segments:
     """Runs a recorder and iterates over the profiles of its intervals, the last one cut by the end of the recorder.
 
     Attributes:
-        unread: number of files that were lost: the recorder removed them, as nobody read them.
+        unread: number of files that were lost: the recorder removed them before they were read.
         status: exit status of the recorder, which is that of the recorded command; 0 while it runs.
     """
 

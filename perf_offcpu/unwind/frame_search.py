@@ -51,24 +51,24 @@ class FrameSearch:
         first = max(0, (sp - base) // _WORD)
         top = base + _WORD * len(words)
         saved, back = words[first:-1].astype(np.uint64), words[first + 1 :]
-        at = np.uint64(base) + np.uint64(_WORD) * np.arange(first, first + len(back), dtype=np.uint64)
+        places = np.uint64(base) + np.uint64(_WORD) * np.arange(first, first + len(back), dtype=np.uint64)
         likely = (back >= _LEAST) & (back < _CODE_END) & ((back < base) | (back >= top))
         dsos, targets = self._calls_before(space, back[likely])
         has_call = dsos >= 0
-        at, saved = at[likely][has_call], saved[likely][has_call]
+        places, saved = places[likely][has_call], saved[likely][has_call]
         dsos, targets = dsos[has_call], targets[has_call]
-        if not len(at):
+        if not len(places):
             return 0
-        row = np.minimum(np.searchsorted(at, saved), len(at) - 1)
-        links = (at[row] == saved) & (saved > at)
-        highest = np.full(len(at), -1)
+        row = np.minimum(np.searchsorted(places, saved), len(places) - 1)
+        links = (places[row] == saved) & (saved > places)
+        highest = np.full(len(places), -1)
         highest[row[links]] = np.flatnonzero(links)  # the last one of each is kept
-        is_main = ~links | (highest[row] == np.arange(len(at)))
+        is_main = ~links | (highest[row] == np.arange(len(places)))
         dso, entries = self._entries(space, pc)
         leads_here = (dsos == dso) & np.isin(targets, list(entries))
         for fitting in (is_main & leads_here, is_main & (targets == NO_ADDRESS)):
             if fitting.any():
-                return int(at[fitting][0])
+                return int(places[fitting][0])
         return 0
 
     def _calls_before(self, space: int, addresses: U64) -> tuple[I64, U64]:
@@ -76,8 +76,8 @@ class FrameSearch:
         new = np.array(sorted({word for word in addresses.tolist() if (space, word) not in self._known}), np.uint64)
         if len(new):
             self._look_up(space, new)
-        known = [self._known[space, address] for address in addresses.tolist()]
-        return np.array([dso for dso, _ in known], np.int64), np.array([target for _, target in known], np.uint64)
+        entries = [self._known[space, address] for address in addresses.tolist()]
+        return np.array([dso for dso, _ in entries], np.int64), np.array([target for _, target in entries], np.uint64)
 
     def _look_up(self, space: int, addresses: U64) -> None:
         recording, maps = self._recording, self._recording.maps

@@ -138,6 +138,7 @@ traced          stopped   first main"""
 NAMED = """
 cond-pool       lock      apart -               ready in exam
 py-pool         lock      apart -               _queue
+py-queue        lock      apart -               semaphore
 py-simple-queue lock      apart -               _queue
 unused/cond     lock      apart -               ready in exam
 unused/sem      lock      apart -               ::none in exam
@@ -156,7 +157,6 @@ py-join         lock      first -               semaphore
 py-lock         lock      first py-lock         semaphore
 py-mp-lock      lock      first py-mp-lock      shared /dev/shm/sem.
 py-mp-semaphor  lock      first py-mp-semaphor  shared /dev/shm/sem.
-py-queue        lock      first other           semaphore
 py-rlock        lock      first py-rlock        semaphore
 py-semaphore    lock      first py-semaphore    semaphore
 py-mp-queue     pipe      first -               pipe from py-join
@@ -167,7 +167,7 @@ py-sleep        sleep     first -               sleep
 sh-stopped      stopped   first sh
 sh-quota        throttled first -"""
 """In Python and shell, whose designs need names. A queue of Python has a lock for each wait, as a semaphore of
-threading: which of both it is, nothing there tells."""
+threading: only the Python function tells which of both it is."""
 
 SCRIPTS = {
     "sh-fifo": "mkfifo fifo; sh -c 'sleep 0.2; echo >fifo' & read x <fifo",
@@ -189,6 +189,7 @@ SCRIPTS = {
 }
 FUTEX = "a futex of several threads that only others wake"
 REASONS = {
+    "CPython: the next item of a queue": "py-queue",
     "CPython: the next item of a SimpleQueue: thread pools of concurrent.futures": "py-pool py-simple-queue",
     "a condition that nobody signalled": "unused/cond",
     "a condition that only other threads signal": "c11-queue cond-queue cond-queue-proc cond-queue-time",

@@ -3,7 +3,6 @@
 
 import contextlib
 import http.client
-import os
 import re
 import socket
 import stat
@@ -140,7 +139,8 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
+@pytest.mark.kernel  # root becomes another user
+@pytest.mark.beside
 def test_a_user_with_many_connections_displaces_his_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("perf_offcpu.agent.endpoint._PATIENCE_S", 60.0)
     path = Path(tempfile.mkdtemp(dir="/tmp")) / "agent"
@@ -170,7 +170,8 @@ def test_a_user_with_many_connections_displaces_his_own(tmp_path: Path, monkeypa
     path.parent.rmdir()
 
 
-def test_other_machines_need_a_token(tmp_path: Path) -> None:
+def test_other_machines_need_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # a socket's path has at most 107 bytes
     config = {"dataset": "d", "spool": "s", "token-file": str(tmp_path / "token")}
     for place in ("0.0.0.0:9811", "[::]:9811", "10.0.0.1:1"):
         assert make_config(config | {"listen": place}).listen == place
@@ -184,7 +185,9 @@ def test_other_machines_need_a_token(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="not a token: 16 characters or more"):
             read_token(str(tmp_path / "token"))
     (tmp_path / "token").write_text("0123456789abcdef\n")
-    path = tmp_path / "agent"
+    path = Path("agent")
+    with pytest.raises(UsageError, match="path too long"):
+        Endpoint(f"unix:{tmp_path}/{'long' * 30}", str, str)
     with contextlib.closing(Endpoint(f"unix:{path}", str, str, token=read_token(str(tmp_path / "token")))):
         for line in (b"", b"Authorization: Bearer 0123456789abcdeX", b"X: Authorization: Bearer 0123456789abcdef"):
             answer = answer_at(path, b"GET /health HTTP/1.1\r\n" + line + b"\r\n\r\n")
