@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self, TextIO
 from perf_offcpu import losses
 from perf_offcpu.commands.record.arguments import add_arguments
 from perf_offcpu.commands.record.fewer_rights import run_with_fewer_rights
-from perf_offcpu.commands.record.options import options_of
+from perf_offcpu.commands.record.options import options_of, with_rights
 from perf_offcpu.commands.shared.parsers import accept_without_effect
 from perf_offcpu.text import printable
 
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     from perf_offcpu.collect.session import record
     from perf_offcpu.collect.targets import left_out
 
-    options = options_of(args, sys.argv)
+    options = with_rights(options_of(args, sys.argv), forced=args.unprivileged)
     say: Callable[[str], None] = (lambda text: None) if args.quiet else _say
     if not args.quiet and options.target.processes:
         for line in left_out(options.target.processes):

@@ -105,7 +105,7 @@ def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
         **{name: getattr(args, name) for name in _SWITCHES},
     )
     _check_tracepoints(options)
-    return with_rights(options, forced=args.unprivileged)
+    return options
 
 
 def with_rights(options: RecordOptions, *, forced: bool) -> RecordOptions:
