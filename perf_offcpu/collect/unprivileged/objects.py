@@ -26,10 +26,12 @@ from perf_offcpu.abi.wait_objects import ObjectKind
 from perf_offcpu.collect.bpf.header import read_header
 from perf_offcpu.collect.kernel_totals.user_stacks import read_memory
 from perf_offcpu.collect.wait_objects.owners import holder_and_timeout, only_descriptor
+from perf_offcpu.collect.wait_objects.sockets import EPOLL
 from perf_offcpu.files import read_kernel_if_any
 from perf_offcpu.resources import bpf_dir
 
 _LINK: Final = re.compile(rb"(pipe|socket):\[(\d+)\]|anon_inode:(.*)|pidfd:.*", re.DOTALL)
+_WATCHED: Final = re.compile(rb"^tfd: *(\d+) .* ino:([0-9a-f]+) ", re.MULTILINE)  # of an epoll instance's fdinfo
 _MOUNT_ID: Final = re.compile(rb"^mnt_id:\t(\d+)$", re.MULTILINE)
 _REMOTE: Final = re.compile(rb"fuse|nfs|cifs|smb|9p|ceph|afs|autofs")  # types of file systems that may not answer
 _KINDS: Final = {
@@ -114,7 +116,29 @@ class CallObjects:
             fd = only_descriptor(tid, arguments, what == "select")
             if fd < 0 and (what == "poll" or not first or not any(arguments[1:4])):
                 return _number(row, ObjectKind.DESCRIPTORS, _s32(second) if what == "poll" else 0)
-        return self._descriptor(row, pid, fd) if fd >= 0 else None
+        return self._source_of_events(row, pid, fd) if fd >= 0 else None
+
+    def _source_of_events(self, row: NDArray[Any], pid: int, fd: int) -> tuple[object, ...] | None:
+        """Describe a descriptor; for an epoll instance, unless time ends the wait, the only descriptor it watches."""
+        identity = self._descriptor(row, pid, fd)
+        is_epoll = row["kind"] == ObjectKind.ANONYMOUS and bytes(row["name"]).rstrip(b"\0") == EPOLL
+        if not is_epoll or row["asked_ns"] != UNKNOWN_U64:
+            return identity
+        return self._only_watched(row, pid, fd) or identity
+
+    def _only_watched(self, row: NDArray[Any], pid: int, fd: int) -> tuple[object, ...] | None:
+        """Describe the only descriptor that an epoll instance watches in its place; None, and nothing changed, if it
+        watches several, or one that has another number by now."""
+        watched = _WATCHED.findall(read_kernel_if_any(f"/proc/{pid}/fdinfo/{fd}", 1 << 16))
+        if len(watched) != 1:
+            return None
+        (number, inode), only = watched[0], row.copy()
+        only["name"] = 0
+        identity = self._descriptor(only, pid, int(number))
+        if identity is None or (only["kind"] != ObjectKind.ANONYMOUS and int(only["inode"]) != int(inode, 16)):
+            return None
+        row[...] = only
+        return identity
 
     def _descriptor(self, row: NDArray[Any], pid: int, fd: int) -> tuple[object, ...] | None:
         path = f"/proc/{pid}/fd/{fd}".encode()
