@@ -42,6 +42,7 @@ _SPACE_SHIFT: Final = np.uint64(48)
 _ENTRY_ROWS: Final = 64
 _WIDE_ADDRESS: Final = 1 << 48  # user addresses of 48 bits and address spaces of 16 bits make one key
 _WIDE_SPACE: Final = (1 << 16) - 1
+_KERNEL: Final = np.uint64(1 << 63)  # the first address of the kernel
 _NO_KEY: Final = np.uint64(2**64 - 1)
 
 
@@ -162,6 +163,15 @@ class Trampolines:
         return result
 
 
+def _code_mask(recording: Recording, registers: Registers) -> np.uint64:
+    """Return the bits of a return address that are no signature. The kernel signs all bits above those that user
+    addresses may have: 39, 47, 48 or 52, by kernel and machine. Libraries are mapped at the end of this range, so the
+    highest code of the recording tells; beyond `code_bits` nothing is mapped unless a program asks for it."""
+    ends = recording.maps.end[recording.maps.end < _KERNEL]
+    bits = min(registers.code_bits, (int(ends.max(initial=1)) - 1).bit_length())
+    return np.uint64((1 << (bits if registers.code_bits < 64 else 64)) - 1)
+
+
 class CfiLookup:
     """Look up the rule set at addresses of a recording's processes. `table_of` returns the file of a dso, by its row,
     or None, and is called at most twice for each: first without its table, which is needed for addresses that `rules`
@@ -178,6 +188,7 @@ class CfiLookup:
     ) -> None:
         self.frames = FrameSearch(recording, calls, self.entries) if calls else None
         self.recording, self.rules, self.table_of, self.trampolines = recording, rules, table_of, trampolines
+        self.code_mask = _code_mask(recording, rules.registers)
         self._files: dict[int, FileTable | None] = {}
         self._numbers: dict[int, tuple[I32, int]] = {}
         """By dso: row in `rules` of each rule set of its table, -1 not added yet; number of its first expression."""

@@ -74,7 +74,7 @@ class WalkState:
         self.lost: Bool | None = None  # bool[n]: walks that used a register that was not followed; None: no walk
         self.followed = frozenset(range(registers.count)) if follow_all else frozenset(always)
         self._kept = np.uint64(sum(1 << number for number in (*registers.saved, registers.sp)))
-        self._code_mask = np.uint64((1 << registers.code_bits) - 1)
+        self._code_mask = lookup.code_mask
 
     def read(self, lanes: I64, addresses: U64) -> Value:
         """Return the words at `addresses`, one for each walk of `lanes`; unknown and 0 outside the copied stack."""
@@ -129,11 +129,15 @@ class WalkState:
             ahead |= (cfa == sp) & self.exact[lanes]
         return ahead
 
+    def code(self, words: U64) -> U64:
+        """Return return addresses without their signatures (arm64's pointer authentication codes)."""
+        return words if self.registers.code_bits == 64 else words & self._code_mask
+
     def go_on(self, lanes: I64, sp: U64, pc: U64, exact: bool) -> None:
         """Advance the walks `lanes` to the caller; `exact`: it was interrupted at `pc`, which is no return address."""
         self.sp[lanes] = sp
         if self.has_exact and not exact:
             self.known[lanes] &= self._kept
-        self.pc[lanes] = pc if self.registers.code_bits == 64 else pc & self._code_mask
+        self.pc[lanes] = self.code(pc)
         if self.has_exact or exact:
             self.exact[lanes] = exact

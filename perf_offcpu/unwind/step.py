@@ -181,7 +181,8 @@ class Walk(WalkState):
         """Return (frame pointer, word there, word above: return address, True if it was read and is in code or 0)."""
         fp = self.fp[lanes]
         below, has_below = self.read(lanes, fp)
-        ra, has_ra = self.read(lanes, fp + _WORD)
+        signed, has_ra = self.read(lanes, fp + _WORD)
+        ra = self.code(signed)
         sound = has_below & has_ra & (fp >= self.sp[lanes])
         sound &= self.knows(lanes, self.registers.fp)
         code = self.lookup.find(self.spaces[lanes], ra - _ONE) != OUTSIDE
