@@ -13,7 +13,6 @@
 BPF_TABLE("array", u32, struct offcpu_call, calls, OFFCPU_SYSCALL_NUMBERS);
 
 #define TS_COMPAT 2			/* arch/x86/include/asm/thread_info.h */
-#define PSR_MODE32_BIT 0x10		/* arch/arm64/include/uapi/asm/ptrace.h */
 /* include/uapi/linux/futex.h */
 #define FUTEX_COMMAND 0x7f
 #define FUTEX_WAIT 0
@@ -42,9 +41,7 @@ struct offcpu_arguments {
 /* Whether a task is in a system call of a 32-bit program, which has other numbers and registers. */
 static __always_inline bool is_compat(struct task_struct *task, void *regs)
 {
-	return (TASK_STATUS && FIELD(u32, task, TASK_STATUS) & TS_COMPAT) ||
-	       (REGS_CS && FIELD(u64, regs, REGS_CS) != USER_CS) ||
-	       (REGS_PSTATE && FIELD(u64, regs, REGS_PSTATE) & PSR_MODE32_BIT);
+	return (TASK_STATUS && FIELD(u32, task, TASK_STATUS) & TS_COMPAT) || !is_64_bit(regs);
 }
 
 static __always_inline void read_arguments(void *regs, struct offcpu_arguments *args)

@@ -22,7 +22,7 @@
 #if OFFCPU_SUM_CALLERS
 static __always_inline bool is_same(const struct offcpu_layout *a, const struct offcpu_layout *b)
 {
-	return !((a->code ^ b->code) | (a->code_size ^ b->code_size) | (a->top ^ b->top) |
+	return !((a->code ^ b->code) | (a->key ^ b->key) | (a->top ^ b->top) |
 		 (a->sp ^ b->sp) | (a->thread ^ b->thread));
 }
 
@@ -35,8 +35,8 @@ static __always_inline u64 hash_block(const struct offcpu_layout *at, const u64 
 	/* Unrolled it takes half the time. */
 #pragma clang loop unroll(full)
 	for (i = 0; i < BLOCK_WORDS; i++)
-		if (may_return(at, words[i], LIBRARIES))
-			hash = mix(hash, words[i]);
+		if (may_return(at, words[i] & CODE_MASK, LIBRARIES))
+			hash = mix(hash, words[i] & CODE_MASK);
 	return hash;
 }
 
@@ -58,8 +58,8 @@ static __always_inline void hash_top(const struct offcpu_run *run, const struct 
 		top->chain = hash_chain(run, at);
 		stack->check = 1;
 	}
-	/* Addresses are those of a program and its forks. Stacks end near the thread pointer. */
-	hash = mix(*(volatile u64 *)&top->chain, at->code ^ at->top ^ at->code_size << 20);
+	/* Stacks end near the thread pointer. */
+	hash = mix(*(volatile u64 *)&top->chain, at->key);
 	hash = mix(hash, stack->ips[0] ^ (at->thread - at->sp) << 16);
 #pragma clang loop unroll(full)
 	for (block = 0; block < TOP_BLOCKS; block++) {

@@ -55,7 +55,7 @@ static __always_inline bool may_return(const struct offcpu_layout *at, u64 word,
 {
 	if (word - at->code < at->code_size)
 		return true;
-	if (word - (at->top - span) >= span || !(word & WORD_MASK))
+	if (word - (at->top - span) >= span || !(word & (ALIGNED - 1)))
 		return false;
 	return word - at->sp + NEAR_STACK >= 2 * NEAR_STACK;
 }
@@ -80,13 +80,17 @@ static __always_inline void *find_layout(struct task_struct *task, void *regs,
 {
 	void *mm = FIELD(void *, task, TASK_MM);
 
-	if (!mm || FIELD(u64, regs, REGS_CS) != USER_CS)
+	if (!mm || !is_64_bit(regs))
 		return NULL;
 	at->code = FIELD(u64, mm, MM_START_CODE);
 	at->code_size = FIELD(u64, mm, MM_END_CODE) - at->code;
 	at->top = FIELD(u64, mm, MM_MMAP_BASE);
 	at->sp = FIELD(u64, regs, REGS_SP);
 	at->thread = FIELD(u64, task, TASK_THREAD_POINTER);
+	/* Addresses are those of a program and its forks. */
+	at->key = at->code ^ at->top ^ at->code_size << 20;
+	if (REGS_LINK)
+		at->key ^= (FIELD(u64, regs, REGS_LINK) & CODE_MASK) * HASH_MULTIPLIER;
 	return mm;
 }
 
@@ -146,11 +150,11 @@ static __always_inline u64 hash_words(const struct offcpu_layout *at, struct off
 
 #pragma clang loop unroll(full)
 	for (i = 0; i < BLOCK_WORDS; i++) {
-		word = words[i];
+		word = words[i] & CODE_MASK;
 		text = word - at->code;
 		mapped = word - (at->top - MAPPED);
 		is_code = ~text & (text - at->code_size);
-		is_code |= ~mapped & (mapped - 2 * MAPPED) & -(word & WORD_MASK);
+		is_code |= ~mapped & (mapped - 2 * MAPPED) & -(word & (ALIGNED - 1));
 		hash = (hash + (word & (u64)((s64)is_code >> 63))) * HASH_MULTIPLIER;
 		piece->code[nr & (CODE_WORDS - 1)] = word;
 		nr += is_code >> 63;
@@ -171,9 +175,19 @@ static __always_inline u64 calls_indirectly(u64 code, u32 bit)
 	return is_equal(code >> bit & 0x38ff, 0x10ff);
 }
 
+/* 1 if 8 bytes of code end with a call. Of arm64: bl, or blr, blraa and their like. */
+static __always_inline u64 ends_with_call(u64 code)
+{
+	if (OFFCPU_ARM64)
+		return is_equal(code >> 58, 0x25) | is_equal(code >> 32 & 0xfefff000, 0xd63f0000);
+	return is_equal(code >> 24 & 0xff, 0xe8) | calls_indirectly(code, 8) |
+	       calls_indirectly(code, 16) | calls_indirectly(code, 32) |
+	       calls_indirectly(code, 40) | calls_indirectly(code, 48);
+}
+
 /*
- * Hash those words kept by hash_words() that follow a call instruction, or code not mapped. If they
- * were too many, return the hash of all.
+ * Hash those words kept by hash_words() that follow a call instruction. (If memory cannot be read,
+ * the code is 0.) If they were too many, return the hash of all.
  */
 static __always_inline u64 hash_callers_of(const struct offcpu_control *ctl, u64 hash, u64 of_all)
 {
@@ -188,12 +202,8 @@ static __always_inline u64 hash_callers_of(const struct offcpu_control *ctl, u64
 		if (i >= piece->nr)
 			break;
 		word = piece->code[i & (CODE_WORDS - 1)];
-		code = 0xe8ULL << 24;
 		bpf_probe_read_user(&code, sizeof(code), (void *)(word - sizeof(code)));
-		follows = is_equal(code >> 24 & 0xff, 0xe8);
-		follows |= calls_indirectly(code, 48) | calls_indirectly(code, 40);
-		follows |= calls_indirectly(code, 32) | calls_indirectly(code, 16);
-		follows |= calls_indirectly(code, 8);
+		follows = ends_with_call(code);
 		hash = (hash + (word & -follows)) * (HASH_MULTIPLIER & -follows | 1);
 		hash ^= hash >> 32;
 	}
@@ -267,8 +277,7 @@ static __always_inline void plan_copy(const struct offcpu_run *run)
 		wait->copied = wait->caller;
 		return;
 	}
-	stack = mix(seed_of(ctl, task), at.code ^ at.top ^ at.code_size << 20);
-	stack = mix(mix(stack, FIELD(u64, regs, REGS_IP)), bytes);
+	stack = mix(mix(mix(seed_of(ctl, task), at.key), FIELD(u64, regs, REGS_IP)), bytes);
 	fp = FIELD(u64, regs, REGS_FP) - at.sp;
 	hash = mix(mix(hash_chain(run, &at), stack), fp < NEAR_STACK ? fp : 0);
 	hash = hash_bytes(ctl, &at, bytes, hash);

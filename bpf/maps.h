@@ -26,6 +26,7 @@ struct offcpu_layout {
 	u64 top;			/* mm->mmap_base: libraries are mapped below it */
 	u64 sp;
 	u64 thread;			/* the thread pointer */
+	u64 key;			/* of the program's addresses, and a leaf's caller */
 };
 
 #define TOP_WORDS 64		/* 32 do not reach the callers in redis (jemalloc, a buffer) */
@@ -112,9 +113,7 @@ struct offcpu_wait {
 	u64 length;
 	u64 count;			/* 1; if sampled, the number of periods in the weight */
 	u64 runq_ns;			/* or OFFCPU_NOT_KNOWN */
-	u32 mode;
-	u32 prev_state;
-	u32 flags;
+	u32 mode, prev_state, flags;
 	u32 pid, tid;
 	s32 syscall;
 	u64 cgroup;
@@ -189,13 +188,11 @@ struct offcpu_scratch {
 	struct offcpu_payload sample;
 };
 
-#if OFFCPU_IRQ_STACK
 #define IRQ_STACK_WORDS 96		/* process_backlog() is within the last 56 in 6.18 */
 struct offcpu_irq_stack {
 	u64 words[IRQ_STACK_WORDS];
 };
 BPF_TABLE("percpu_array", u32, struct offcpu_irq_stack, irq_stack, 1);
-#endif
 
 BPF_TASK_STORAGE(tasks, struct offcpu_task);
 BPF_TABLE("array", u32, struct offcpu_control, control, 1);

@@ -56,7 +56,10 @@
  * Constants by kernel:
  *	OFFCPU_FRAME_LIMIT			kernel.perf_event_max_stack, at most 127
  *	OFFCPU_MAY_GOTO				whether loops have the instruction (loops.h)
- *	OFFCPU_FRAME_POINTERS			see user_walk.h
+ *	OFFCPU_FRAME_POINTERS, CODE_MASK	see user_walk.h
+ *	MODE_MASK, MODE_64			how the mode of 64-bit programs is known
+ *	THREAD_BYTES				pthread_self() is this near below the thread pointer
+ *	ALIGNED					words that are multiples of it may be of malloc()
  *	OFFCPU_USER_REGISTERS			whether and where bpf_task_pt_regs() has registers
  *	OFFCPU_IRQ_STACK, IRQ_STACK_*		whether and where the stack of interrupts is
  *	OFFCPU_SWITCH_HAS_STATE			whether sched_switch passes prev_state (since 5.18)
@@ -289,7 +292,7 @@ static __always_inline void note_waker(void *ctx, const struct offcpu_control *c
 
 	storage->waker_pid = pid_of(current);
 	storage->waker_tid = tid_of(current);
-	storage->waker_flags = in_interrupt(current) ? OFFCPU_WAKER_INTERRUPT : 0;
+	storage->waker_flags = in_interrupt(ctx, current) ? OFFCPU_WAKER_INTERRUPT : 0;
 	/* An idle thread wakes no other: an interrupt did that cannot be recognized here. */
 	if (!storage->waker_tid && !storage->waker_flags)
 		storage->waker_pid = storage->waker_tid = OFFCPU_NO_ID;

@@ -33,16 +33,11 @@ static __always_inline struct offcpu_sum_key sum_key(struct offcpu_wait *wait)
 	return key;
 }
 
-static __always_inline bool is_drawn(const struct offcpu_wait *wait)
-{
-	return OFFCPU_SUM_DRAWN && wait->flags & OFFCPU_DRAWN;
-}
-
 /* Add a wait to its sum. No atomics: two waits of one thread never end at the same time. */
 static __always_inline void add_wait(struct offcpu_sum *sum, struct offcpu_wait *wait)
 {
 	sum->total_ns += wait->ns;
-	sum->count += is_drawn(wait) ? wait->count : 1;
+	sum->count += OFFCPU_SUM_DRAWN && wait->flags & OFFCPU_DRAWN ? wait->count : 1;
 	sum->longest_ns = max(sum->longest_ns, wait->length);
 	sum->last_switch_in_ns = wait->switch_in_ns;
 	if (wait->runq_ns != OFFCPU_NOT_KNOWN) {
@@ -220,17 +215,15 @@ static __always_inline void describe_wait(const struct offcpu_run *run,
 /* Submit a sample to the event whose copies of the user stack have the size. */
 static __always_inline long submit(void *ctx, u32 copy, struct offcpu_payload *sample, u64 bytes)
 {
-#if OFFCPU_COPIES
+	if (!OFFCPU_COPIES || copy == OFFCPU_COPY_FIRST)
+		return events.perf_submit(ctx, sample, bytes);
 	if (copy == OFFCPU_COPY_BARE)
 		return events_bare.perf_submit(ctx, sample, bytes);
 	if (copy == OFFCPU_COPY_QUARTER)
 		return events_quarter.perf_submit(ctx, sample, bytes);
 	if (copy == OFFCPU_COPY_DOUBLE)
 		return events_double.perf_submit(ctx, sample, bytes);
-	if (copy == OFFCPU_COPY_FOURFOLD)
-		return events_fourfold.perf_submit(ctx, sample, bytes);
-#endif
-	return events.perf_submit(ctx, sample, bytes);
+	return events_fourfold.perf_submit(ctx, sample, bytes);
 }
 
 /* Make a sample of a wait. Its length is not valid if it has no room. */

@@ -64,7 +64,7 @@ static __always_inline void find_frame(const struct offcpu_run *run, struct offc
 	const struct offcpu_python *at = &walk->at;
 
 	walk->thread = run->storage->python_thread;
-	walk->frame = user_word(walk->thread + at->thread_id) == self ?
+	walk->frame = self - user_word(walk->thread + at->thread_id) < THREAD_BYTES ?
 		      frame_of(at, walk->thread) : 0;
 	if (walk->frame)
 		return;
@@ -78,7 +78,7 @@ static __always_inline void find_frame(const struct offcpu_run *run, struct offc
 			walk->thread = user_word(walk->interpreter + at->threads);
 			continue;
 		}
-		if (user_word(walk->thread + at->thread_id) == self) {
+		if (self - user_word(walk->thread + at->thread_id) < THREAD_BYTES) {
 			walk->frame = frame_of(at, walk->thread);
 			run->storage->python_thread = walk->thread;
 			if (walk->frame)

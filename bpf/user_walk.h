@@ -8,13 +8,13 @@
  * does not try what cannot be a frame. With OFFCPU_SUM_CALLERS it begins in the top of the stack,
  * which is read in any case (callers.h).
  *
- * Only with OFFCPU_FRAME_POINTERS: on x86-64, for tasks in 64-bit mode.
+ * Only with OFFCPU_FRAME_POINTERS, for tasks in 64-bit mode. CODE_MASK: the bits of an address that
+ * are no signature (arm64).
  */
 #pragma once
 
 #include "maps.h"
 
-#define USER_CS 0x33			/* __USER_CS, arch/x86/include/asm/segment.h */
 #define WORD_MASK (sizeof(u64) - 1)
 #define NEAR_STACK (8ULL << 20)		/* the usual RLIMIT_STACK */
 #define LOWEST_ADDRESS 4096		/* the usual vm.mmap_min_addr or less */
@@ -22,6 +22,12 @@
 #define FRAME_BYTES 16			/* the caller's frame pointer, the return address */
 #define WINDOW_WORDS (OFFCPU_SUM_CALLERS ? 256 : 128)
 #define WINDOW_BYTES (WINDOW_WORDS * sizeof(u64))
+
+/* Whether a task entered the kernel in 64-bit mode. */
+static __always_inline bool is_64_bit(void *regs)
+{
+	return (FIELD(u64, regs, REGS_MODE) & MODE_MASK) == MODE_64;
+}
 
 #if OFFCPU_FRAME_POINTERS
 /* A walk. In memory, else the verifier would follow it for each path that leads to it. */
@@ -57,7 +63,6 @@ static __always_inline bool read_window(struct offcpu_window *window, u64 addres
 	return false;
 }
 
-#if OFFCPU_SUM_CALLERS
 static __always_inline bool is_same_block(const u64 *kept, const u64 *words)
 {
 	u32 i;
@@ -104,7 +109,6 @@ static __always_inline void reach_further(struct offcpu_top *top, u64 sp, u64 fp
 	if (bytes <= WINDOW_BYTES && bytes > top->walked)
 		top->walked = bytes;
 }
-#endif
 
 /*
  * Walk the stack of `current`, leaf first. Return the number of frames, 0 if it is not in 64-bit
@@ -120,19 +124,15 @@ static __always_inline u32 walk_frames(const struct offcpu_control *ctl,
 	u32 zero = 0;
 
 	window = windows.lookup(&zero);
-	if (!window || FIELD(u64, regs, REGS_CS) != USER_CS)
+	if (!window || !is_64_bit(regs))
 		return 0;
 	window->room = 0;
-#if OFFCPU_SUM_CALLERS
 	if (top)
 		take_top(window, top, FIELD(u64, regs, REGS_SP));
-#endif
 	fp = FIELD(u64, regs, REGS_FP);
-#if OFFCPU_COPIES
 	/* Code without frame pointers uses the register otherwise: the stack will be copied. */
-	if (fp - FIELD(u64, regs, REGS_SP) >= NEAR_STACK)
+	if (OFFCPU_COPIES && fp - FIELD(u64, regs, REGS_SP) >= NEAR_STACK)
 		fp = 0;
-#endif
 	changed = stack->ips[0] ^ FIELD(u64, regs, REGS_IP);
 	stack->ips[0] = FIELD(u64, regs, REGS_IP);
 	for_each_round(ctl, i, 1, OFFCPU_FRAME_LIMIT) {
@@ -143,14 +143,12 @@ static __always_inline u32 walk_frames(const struct offcpu_control *ctl,
 			if (fp < LOWEST_ADDRESS || fp & WORD_MASK || !read_window(window, fp))
 				break;
 			at = 0;
-#if OFFCPU_SUM_CALLERS
 			if (top)
 				reach_further(top, FIELD(u64, regs, REGS_SP), fp);
-#endif
 		}
 		at = at / sizeof(u64) & (WINDOW_WORDS - 1);
 		fp = window->words[at];
-		ip = window->words[at + 1];
+		ip = window->words[at + 1] & CODE_MASK;
 		if (!ip)
 			break;
 		changed |= stack->ips[i] ^ ip;

@@ -25,7 +25,7 @@ class Registers:
     saved: tuple[int, ...]  # registers that functions return unchanged, besides sp
     # DWARF numbers by perf's register number (bit of sample_regs_user); -1 for none
     of_sample: tuple[int, ...]
-    # significant bits of a code address; above them a return address may carry a signature
+    # most significant bits of a code address; above them a return address may carry a signature
     code_bits: int = 64
 
     @property
@@ -43,7 +43,9 @@ class RegisterWords(NamedTuple):
     fp: int
     arguments: tuple[int, ...]  # the first four arguments of a system call
     sampled: tuple[int, ...]  # the words of sample_regs_user (`Registers.sample_mask`), in the order of its bits
-    segment: int = -1  # word of the code segment, -1 without
+    mode: int  # the word that tells 64-bit mode
+    mode_mask: int  # its bits that do, and their value in 64-bit mode
+    mode_64: int
 
 
 @frozen
@@ -55,7 +57,10 @@ class MachineRow:
     words: RegisterWords
     # constant of the BPF program → (member of struct pt_regs or task_struct, bytes to add to its offset)
     members: Mapping[str, tuple[str, int]]
-    walks_frame_pointers: bool = False  # the BPF program can (bpf/user_walk.h)
+    # pthread_self(), by which Python names its threads, is less than this below the thread pointer
+    thread_bytes: int = 1
+    # pointers from malloc() are multiples of this: such words on a stack are not taken for code
+    aligned: int = 8
     has_irq_stack: bool = False  # a per-CPU variable shows an interrupt's own stack
 
 
@@ -71,21 +76,23 @@ _X86_64 = MachineRow(
         # ax bx cx dx si di bp sp ip flags cs ss ds es fs gs r8 … r15
         of_sample=(0, 3, 2, 1, 4, 5, 6, 7, 16, *(-1,) * 7, 8, 9, 10, 11, 12, 13, 14, 15),
     ),
-    RegisterWords(21, 16, 19, 4, (14, 13, 12, 7), (10, 5, 11, 12, 13, 14, 4, 19, 16, 9, 8, 7, 6, 3, 2, 1, 0), 17),
+    RegisterWords(
+        21, 16, 19, 4, (14, 13, 12, 7), (10, 5, 11, 12, 13, 14, 4, 19, 16, 9, 8, 7, 6, 3, 2, 1, 0), 17, 0xFFFF, 0x33
+    ),  # __USER_CS
     {
         "REGS_SYSCALL": ("pt_regs.orig_ax", 0),
         "REGS_IP": ("pt_regs.ip", 0),
         "REGS_SP": ("pt_regs.sp", 0),
         "REGS_FP": ("pt_regs.bp", 0),
-        "REGS_CS": ("pt_regs.cs", 0),
+        "REGS_MODE": ("pt_regs.cs", 0),
         "REGS_ARG_0": ("pt_regs.di", 0),
         "REGS_ARG_1": ("pt_regs.si", 0),
         "REGS_ARG_2": ("pt_regs.dx", 0),
         "REGS_ARG_3": ("pt_regs.r10", 0),
         "TASK_STATUS": ("task_struct.thread_info.status", 0),
         "TASK_KERNEL_SP": ("task_struct.thread.sp", 0),
+        "TASK_THREAD_POINTER": ("task_struct.thread.fsbase", 0),
     },
-    walks_frame_pointers=True,
     has_irq_stack=True,
 )
 _AARCH64 = MachineRow(
@@ -93,19 +100,23 @@ _AARCH64 = MachineRow(
     Registers(
         count=33, pc=32, sp=31, fp=29, ra=30, saved=(29, 30, *range(19, 29)), of_sample=(*range(33),), code_bits=48
     ),
-    RegisterWords(34, 32, 31, 29, (0, 1, 2, 3), tuple(range(33))),
+    RegisterWords(34, 32, 31, 29, (0, 1, 2, 3), tuple(range(33)), 33, 0x10, 0),  # PSR_MODE32_BIT
     {
         "REGS_SYSCALL": ("pt_regs.syscallno", 0),
         "REGS_IP": ("pt_regs.pc", 0),
         "REGS_SP": ("pt_regs.sp", 0),
         "REGS_FP": ("pt_regs.regs", 8 * 29),
+        "REGS_LINK": ("pt_regs.regs", 8 * 30),
         "REGS_ARG_0": ("pt_regs.orig_x0", 0),
         "REGS_ARG_1": ("pt_regs.regs", 8 * 1),
         "REGS_ARG_2": ("pt_regs.regs", 8 * 2),
         "REGS_ARG_3": ("pt_regs.regs", 8 * 3),
-        "REGS_PSTATE": ("pt_regs.pstate", 0),
+        "REGS_MODE": ("pt_regs.pstate", 0),
         "TASK_KERNEL_SP": ("task_struct.thread.cpu_context.sp", 0),
+        "TASK_THREAD_POINTER": ("task_struct.thread.uw.tp_value", 0),
     },
+    thread_bytes=4096,  # struct pthread lies below it, and a stack of more bytes below that
+    aligned=16,
 )
 
 MACHINES: Final = {"x86_64": _X86_64, "aarch64": _AARCH64}  # by `uname -m`, as recordings name it

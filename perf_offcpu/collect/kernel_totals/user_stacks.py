@@ -35,7 +35,6 @@ _SLACK = 64  # as in bpf/copies.h
 _TOP = 16 << 10  # bytes of stack read at once: most stacks are shorter
 _USER_HALF = 1 << 63
 _FRAME = struct.Struct("=QQ")
-_USER32_CS = 0x23  # arch/x86/include/asm/segment.h: a 32-bit program, whose frames are unlike
 
 TIME_S: Final = 2.0  # time for all threads together: memory may lie on a file system that does not answer
 _AT_ONCE: Final = 64
@@ -110,8 +109,8 @@ def registers_of(tasks: NDArray[Any]) -> dict[str, U64]:
     sample_regs_user; all 0 for kernel threads and 32-bit programs. `tasks`: rows of `struct offcpu_last`."""
     words = MACHINES[platform.machine()].words
     regs = tasks["regs"]
-    if words.segment >= 0:
-        regs = np.where(regs[:, [words.segment]] == _USER32_CS, np.uint64(0), regs)
+    is_64_bit = regs[:, [words.mode]] & np.uint64(words.mode_mask) == words.mode_64
+    regs = np.where(is_64_bit, regs, np.uint64(0))
     frame = {"ip": regs[:, words.ip], "sp": regs[:, words.sp], "fp": regs[:, words.fp]}
     return {**frame, "sampled": regs[:, list(words.sampled)]}
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from perf_offcpu.abi.elf import Machine
 from perf_offcpu.abi.machine import MACHINES
 from perf_offcpu.build_ids import kernel_build_id
 from perf_offcpu.cache import DiskCache
@@ -28,13 +29,16 @@ from perf_offcpu.collect.system import btf_walk
 from perf_offcpu.collect.system.btf import KALLSYMS, Btf, Tracepoint, switch_end, symbol_address
 from perf_offcpu.collect.system.btf_walk import Kind
 from perf_offcpu.errors import CapabilityError
-from perf_offcpu.files import read_kernel_if_any
+from perf_offcpu.files import read_kernel, read_kernel_if_any
 
 _KIND, _LIMIT, _COLUMN = "kernels", 1 << 20, "json"
 MAX_FRAMES = 127  # PERF_MAX_STACK_DEPTH, the default of kernel.perf_event_max_stack
 
-_REGISTERS = ("REGS_SYSCALL", "REGS_IP", "REGS_SP", "REGS_FP", "REGS_CS")
-"""Saved user registers: number of the system call (-1 outside of one); ip, sp, fp for walks; cs shows 32-bit code."""
+_REGISTERS = (
+    "REGS_SYSCALL", "REGS_IP", "REGS_SP", "REGS_FP", "REGS_LINK", "REGS_MODE", "TASK_THREAD_POINTER",
+)  # fmt: skip
+"""Saved user registers: number of the system call (-1 outside of one); ip, sp, fp for walks, and the return address of
+functions that have not saved it; the mode, 64-bit or other; the thread pointer, saved when the task left its CPU."""
 
 _TRACEPOINTS = (
     "sched_switch", "sched_exit_tp", "sched_waking", "sched_process_fork", "sched_process_exec",
@@ -84,7 +88,21 @@ def explore(btf: Btf) -> KernelFacts:
 def setting_defines() -> Defines:
     """Return the preprocessor constants that may differ from boot to boot: frame limit (sysctl), and may_goto."""
     limit = int(read_kernel_if_any("/proc/sys/kernel/perf_event_max_stack") or MAX_FRAMES)
-    return {"OFFCPU_FRAME_LIMIT": min(MAX_FRAMES, limit), "OFFCPU_MAY_GOTO": int(has_may_goto())}
+    return {
+        "OFFCPU_FRAME_LIMIT": min(MAX_FRAMES, limit),
+        "OFFCPU_MAY_GOTO": int(has_may_goto()),
+        "CODE_MASK": f"{_code_mask():#x}ULL",
+    }
+
+
+def _code_mask() -> int:
+    """Return the bits of a return address that are no signature: as many as this process's highest mapping needs, whose
+    stack is near the end of the address space. (Code mapped higher, by a hint beyond 48 bits, is not found.)"""
+    row = MACHINES.get(platform.machine())
+    if row is None or row.registers.code_bits == 64:
+        return 2**64 - 1
+    ends = re.findall(rb"^[0-9a-f]+-([0-9a-f]+) ", read_kernel("/proc/self/maps"), re.MULTILINE)
+    return (1 << min(row.registers.code_bits, max((int(end, 16) - 1).bit_length() for end in ends))) - 1
 
 
 def _registers(btf: Btf) -> Defines:
@@ -95,7 +113,12 @@ def _registers(btf: Btf) -> Defines:
     can = btf.has_string("BPF_FUNC_task_pt_regs")  # dd6e10fbd9fb, Linux 5.15
     return {
         "OFFCPU_USER_REGISTERS": int(can and offsets is not None),
-        "OFFCPU_FRAME_POINTERS": int(can and row is not None and row.walks_frame_pointers),
+        "OFFCPU_FRAME_POINTERS": int(can and offsets is not None),
+        "OFFCPU_ARM64": int(row is not None and row.machine == Machine.AARCH64),
+        "MODE_MASK": row.words.mode_mask if row else 0,
+        "MODE_64": row.words.mode_64 if row else 0,
+        "THREAD_BYTES": row.thread_bytes if row else 1,
+        "ALIGNED": row.aligned if row else 8,
         "REGS_SYSCALL_TYPE": f"s{8 * register.size}" if register else "s32",
         "REGS_SIZE": 8 * row.words.number if row else 0,
         **(offsets or dict.fromkeys(_REGISTERS, 0)),

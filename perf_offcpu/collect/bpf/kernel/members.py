@@ -61,13 +61,12 @@ _PROPERTIES = {
 """Properties by which targets are chosen: pids of their namespace, user, comm, control groups."""
 _CALLERS = {
     "TASK_MM": "task_struct.mm",
-    "TASK_THREAD_POINTER": "task_struct.thread.fsbase",
     "MM_START_CODE": "mm_struct.start_code",
     "MM_END_CODE": "mm_struct.end_code",
     "MM_MMAP_BASE": "mm_struct.mmap_base",
     "MM_START_STACK": "mm_struct.start_stack",
 }
-"""Members that tell where code, libraries and stack of a task are, on x86-64."""
+"""Members that tell where code, libraries and stack of a task are."""
 
 
 def task_members(btf: Btf) -> Defines:
@@ -224,7 +223,7 @@ _TCP = {
 _COARSE_CLOCK = 6  # CLOCK_MONOTONIC_COARSE: its resolution is a tick of the kernel (CONFIG_HZ)
 _HEAD_BYTES = 96  # HEAD_BYTES in bpf/descriptors.h: the first bytes of an inode, socket or item of epoll, read at once
 _IN_HEAD = {"INODE_MODE", "INODE_INO", "INODE_SB", "SOCK_FAMILY", "SOCK_NUM", "SOCK_DPORT", *_IPV6}
-_ARGUMENTS = ("TASK_STATUS", "REGS_PSTATE", "TASK_KERNEL_SP", *(f"REGS_ARG_{number}" for number in range(4)))
+_ARGUMENTS = ("TASK_STATUS", "TASK_KERNEL_SP", *(f"REGS_ARG_{number}" for number in range(4)))
 """Arguments of a system call in saved registers, members that show a 32-bit program, and the saved stack pointer."""
 
 

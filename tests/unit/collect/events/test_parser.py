@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Events that `-e` takes; sizes of copies of user stacks, as bpf/copies.h expects them."""
 
+import platform
 import re
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from perf_offcpu.abi.attr import AttrFlag
+from perf_offcpu.abi.machine import MACHINES
 from perf_offcpu.abi.offcpu import LARGEST_COPY
 from perf_offcpu.collect.bpf.header import read_header
 from perf_offcpu.collect.bpf.maps import MAP_NAMES
@@ -147,9 +149,25 @@ SP = 0x7FFF_0000_1000
 )
 def test_copies_end_with_the_stack_or_at_four_times_the_usual_size(usual: int, sizes: list[int]) -> None:
     tasks = np.zeros(5, TASK)
-    for word in range(tasks["regs"].shape[1]):
-        tasks["regs"][:, word] = SP
+    words = MACHINES[platform.machine()].words
+    tasks["regs"][:, words.sp] = SP
+    tasks["regs"][:, words.mode] = words.mode_64
     assert (registers_of(tasks)["sp"] == SP).all()
     tasks["stack_end"] = [SP + 1000, SP + 12288, SP + 100_000, 0, SP - 8]
     assert sizes_of_copies(tasks, usual).tolist() == sizes
     assert sizes_of_copies(tasks, 0).tolist() == [0] * 5, "without copies"
+
+
+@pytest.mark.parametrize(("machine", "modes"), [
+    ("x86_64", {0x33: True, 0x23: False, 0: False}),  # __USER_CS, __USER32_CS; a kernel thread
+    ("aarch64", {0: True, 0x80001000: True, 0x60000010: False, 0x10: False}),  # PSR_MODE32_BIT
+])  # fmt: skip
+def test_registers_of_programs_in_another_mode_are_not_taken(
+    machine: str, modes: dict[int, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    tasks, words = np.zeros(len(modes), TASK), MACHINES[machine].words
+    tasks["regs"][:, words.ip] = tasks["regs"][:, words.sp] = SP
+    tasks["regs"][:, words.mode] = list(modes)
+    for name in ("ip", "sp"):
+        assert (registers_of(tasks)[name] > 0).tolist() == list(modes.values())
