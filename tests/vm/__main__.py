@@ -8,7 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
-from vm import boot, boots, host, kernels, roots, selection, table
+from vm import boot, boots, host, kernels, machines, roots, selection, table
 
 DESCRIPTION = """\
 Run tests of tests/kernel on Debian's kernels, under qemu's software emulation: those that a kernel may change
@@ -20,11 +20,12 @@ EPILOG = f"""\
   scripts/vmtest 6.1 -- tests/kernel/test_record.py -k known
   scripts/vmtest 5.10                         too old: that recording says so in one sentence
   scripts/vmtest 7.2 --run 'perf-offcpu doctor'
-  scripts/vmtest --two-boots 6.12         that the second boot records without compiling, and without bcc
+  scripts/vmtest arm64:6.12                   the same on arm64; arm64 alone: the usual three
+  scripts/vmtest --two-boots 6.12             that the second boot records without compiling, and without bcc
   scripts/vmtest --kept                       the last whole run on each, for Documentation/kernels.md
 
-KERNEL is the beginning of a version; the newest of Debian's suites that fits is taken. Linux 5.15 is the
-oldest that can work. The output of a run is kept in {host.CACHE / "results"};
+KERNEL is [ARCH:]VERSION[-PAGES] with the beginning of a version; the newest of Debian's suites that fits is
+taken. Linux 5.15 is the oldest that can work. The output of a run is kept in {host.CACHE / "results"};
 that of chosen tests or --run in a directory KERNEL.part there."""
 OLDEST = (5, 15)
 TOO_OLD = "tests/vm/too_old.py"
@@ -65,7 +66,7 @@ def _command(kernel: kernels.Kernel, options: argparse.Namespace, tests: list[st
 def _run_on(kernel: kernels.Kernel, options: argparse.Namespace, tests: list[str]) -> bool:
     """Run the command; return whether its status is 0. Its output is in the results."""
     suite = options.root or roots.suite_of(kernel)
-    image = roots.image(suite)
+    image = roots.image(suite, kernel.machine)
     results = _results(kernel.release, bool(tests or options.run))
     host.say(f"Linux {kernel.release} with Debian {suite}")
     outcome = boot.run_inside(kernel, image, _command(kernel, options, tests), results, options.timeout)
@@ -77,13 +78,13 @@ def _run_on(kernel: kernels.Kernel, options: argparse.Namespace, tests: list[str
 
 def _boot_twice(kernel: kernels.Kernel, options: argparse.Namespace) -> bool:
     host.say(f"Linux {kernel.release}, two boots")
-    image = roots.image(options.root or roots.suite_of(kernel))
+    image = roots.image(options.root or roots.suite_of(kernel), kernel.machine)
     return boots.survive(kernel, image, _results(kernel.release), options.timeout)
 
 
 def _table(releases: list[str], part: bool) -> str:
     """Return kept results by feature, those of chosen tests by test; then checkout and day of each run."""
-    found = {name.removesuffix("-cloud-amd64"): _results(name, part) for name in releases}
+    found = {name.replace("-cloud-", "-").removesuffix("-amd64"): _results(name, part) for name in releases}
     runs = {
         name: table.read(path / "junit.xml") if (path / "junit.xml").exists() else table.read_console(path / "console")
         for name, path in found.items()
@@ -105,10 +106,12 @@ def main() -> int:
         print(selection.text(), end="")
         return 0
     if options.kept:
-        print(_table([f"{kernels.find(name)}-cloud-amd64" for name in options.kernels], bool(tests)))
+        print(_table([kernels.find(name)[1] for name in kernels.each_of(options.kernels)], bool(tests)))
         return 0
     host.check()
-    chosen = [kernels.fetch(name) for name in options.kernels]
+    chosen = [kernels.fetch(name) for name in kernels.each_of(options.kernels)]
+    for machine in {kernel.machine.arch: kernel.machine for kernel in chosen}.values():
+        machines.prepare(machine)
     if options.two_boots:
         return int(not all([_boot_twice(kernel, options) for kernel in chosen]))
     good = [_run_on(kernel, options, tests) for kernel in chosen]

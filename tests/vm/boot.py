@@ -18,17 +18,15 @@ from pathlib import Path
 
 from vm.host import CHECKOUT, checkout, locked, say
 from vm.kernels import Kernel
-from vm.roots import PROJECT, project_files
+from vm.roots import PROJECT, busybox, project_files
 
 HERE = Path(__file__).resolve().parent
 MEMORY_MB = 3072
 RESULTS_SIZE = 1 << 29  # sparse
-# qemu 7.2 emulates AVX2's gathering loads wrongly: numpy 2.4's argsort, which uses them, sorts wrongly.
-_CPU = "max,-avx2"
 
 # no_timer_check: where emulation gets too little of the CPU, the kernel's check of its timer ends in a panic.
 KERNEL_OPTIONS = "quiet loglevel=3 mitigations=off no_timer_check panic=-1 root=/dev/vda rw init=/vmtest-init"
-DRIVERS = ("virtio_pci", "virtio_blk")
+DRIVERS = ("virtio_pci", "virtio_blk", "ext4")
 INITRD_INIT = """#!/bin/busybox sh
 /bin/busybox mount -t devtmpfs dev /dev
 for module in {modules}; do /bin/busybox insmod /$module; done
@@ -74,12 +72,12 @@ def run_inside(
 def _qemu(kernel: Kernel, image: Path, work: Path, console: Path, timeout_s: float) -> None:
     drives = f"{image},snapshot=on,cache=unsafe", f"{work / 'in.tar'},readonly=on", f"{work / 'out.tar'},cache=unsafe"
     command = [
-        *("nice", "-n", "10", "qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", _CPU, "-smp", "2"),
+        *("nice", "-n", "10", *kernel.machine.qemu, "-accel", "tcg,thread=multi", "-smp", "2"),
         *("-m", str(MEMORY_MB), "-nodefaults", "-no-reboot", "-display", "none"),
         *("-serial", f"file:{console}"),
         *(
             "-kernel", str(kernel.vmlinuz), "-initrd", str(work / "initrd"), "-append",
-            f"console=ttyS0 {KERNEL_OPTIONS}",
+            f"console={kernel.machine.console} {KERNEL_OPTIONS}",
         ),
         *(word for drive in drives for word in ("-drive", f"if=virtio,format=raw,file={drive}")),
     ]  # fmt: skip
@@ -115,10 +113,8 @@ def _initrd(kernel: Kernel) -> bytes:
     """A cpio archive with busybox and the modules that virtio_blk needs, in the order of loading."""
     chosen = [module for name in DRIVERS for module in _modules(kernel, name)]
     modules = {f"{number}.ko": data for number, data in enumerate(dict.fromkeys(chosen))}
-    busybox = shutil.which("busybox")
-    assert busybox is not None
     init = INITRD_INIT.format(modules=" ".join(modules)).encode()
-    files = {"init": init, "bin/busybox": Path(busybox).read_bytes(), **modules}
+    files = {"init": init, "bin/busybox": busybox(kernel.machine).read_bytes(), **modules}
     entries = [_cpio(name, 0o040755, b"") for name in ("bin", "dev", "root")]
     entries += [_cpio(name, 0o100755, data) for name, data in files.items()]
     return b"".join([*entries, _cpio("TRAILER!!!", 0, b"")])

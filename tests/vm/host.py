@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fcntl import LOCK_EX, flock
 from pathlib import Path
@@ -16,10 +16,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perf-offcpu" / "vm"
 
 # Command: the Debian package that brings it.
-NEEDED = {
-    "debootstrap": "debootstrap", "qemu-system-x86_64": "qemu-system-x86", "busybox": "busybox-static",
-    "mkfs.ext4": "e2fsprogs", "git": "git",
-}  # fmt: skip
+NEEDED = {"debootstrap": "debootstrap", "mkfs.ext4": "e2fsprogs", "git": "git"}
 
 
 def split_words() -> tuple[list[str], list[str]]:
@@ -38,7 +35,7 @@ def chosen_suites(options: argparse.Namespace, usual: Sequence[str], known: Sequ
     """Return the suites of Debian that were named, or the usual ones; end if one is not known."""
     if unknown := set(options.suites) - set(known):
         die(f"no such suite: {', '.join(unknown)} (there are {', '.join(known)})")
-    check(("debootstrap", "git"))
+    check({name: NEEDED[name] for name in ("debootstrap", "git")})
     return options.suites or list(usual)
 
 
@@ -50,9 +47,9 @@ def say(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
-def check(commands: Sequence[str] = tuple(NEEDED)) -> None:
-    """End with the names of the missing packages, if any are."""
-    missing = [NEEDED[command] for command in commands if shutil.which(command) is None]
+def check(commands: Mapping[str, str] = NEEDED) -> None:
+    """End with the names of the missing packages of commands, if any are."""
+    missing = [package for command, package in commands.items() if shutil.which(command) is None]
     if missing:
         die(f"install first: apt install {' '.join(missing)}")
     if os.geteuid() != 0:

@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vm.host import CHECKOUT, locked, run, say
+from vm.host import CACHE, CHECKOUT, locked, run, say
 from vm.kernels import Kernel, mirror
+from vm.machines import AMD64, Machine
 
 RELEASED = ("bookworm", "trixie")
 SUITES = (*RELEASED, "sid")
@@ -40,8 +41,16 @@ def suite_of(kernel: Kernel) -> str:
     return "trixie" if kernel.version < (6, 13) else "sid"
 
 
-def _key() -> str:
-    parts = (PACKAGES, _project()["dependencies"], _project()["scripts"], _test_tools())
+def _packages(machine: Machine) -> tuple[str, ...]:
+    return (*PACKAGES, *machine.packages)
+
+
+def _name(suite: str, machine: Machine) -> str:
+    return suite if machine == AMD64 else f"{suite}-{machine.arch}"
+
+
+def _key(machine: Machine) -> str:
+    parts = (_packages(machine), _project()["dependencies"], _project()["scripts"], _test_tools(machine))
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
 
@@ -50,22 +59,22 @@ def _project() -> dict[str, Any]:
     return project
 
 
-def _test_tools() -> list[str]:
+def _test_tools(machine: Machine) -> list[str]:
     extra = _project()["optional-dependencies"]["test"]
-    return [wanted for wanted in extra if not wanted.startswith(NOT_FOR_TESTS)]
+    return [wanted for wanted in extra if not wanted.startswith((*NOT_FOR_TESTS, *machine.tools))]
 
 
-def root(suite: str) -> Path:
-    """Return the directory of a suite's root, made on first use (a minute and 1 GB)."""
-    with locked(f"root-{suite}") as directory:
+def root(suite: str, machine: Machine = AMD64) -> Path:
+    """Return the directory of a suite's root, made on first use (a minute and 1 GB; emulated, a quarter of an hour)."""
+    with locked(f"root-{_name(suite, machine)}") as directory:
         done = directory.with_suffix(".done")
         if not done.exists():
             # The rest is left to apt: debootstrap does not find packages that others provide.
-            _bootstrap(suite, directory, ("ca-certificates",))
+            _bootstrap(suite, directory, ("ca-certificates",), machine)
             done.touch()
-        if done.read_text() != _key():
-            _install(directory)
-            done.write_text(_key())
+        if done.read_text() != _key(machine):
+            _install(directory, machine)
+            done.write_text(_key(machine))
     return directory
 
 
@@ -74,29 +83,30 @@ def bare(suite: str, packages: Sequence[str]) -> Path:
     with locked(f"bare-{suite}") as directory:
         done = directory.with_suffix(".done")
         if not done.exists():
-            _bootstrap(suite, directory, packages)
+            _bootstrap(suite, directory, packages, AMD64)
             done.touch()
     return directory
 
 
-def _bootstrap(suite: str, directory: Path, packages: Sequence[str]) -> None:
-    say(f"Making a root of Debian {suite}")
+def _bootstrap(suite: str, directory: Path, packages: Sequence[str], machine: Machine) -> None:
+    say(f"Making a root of Debian {suite} for {machine.arch}")
     shutil.rmtree(directory)
     include = f"--include={','.join(packages)}"
-    run("debootstrap", "--variant=minbase", include, suite, directory, f"{mirror()}/debian")
+    arch = f"--arch={machine.arch}"
+    run("debootstrap", "--variant=minbase", arch, include, suite, directory, f"{mirror()}/debian")
 
 
-def _install(directory: Path) -> None:
+def _install(directory: Path, machine: Machine) -> None:
     """Install packages that are missing, and the virtual environment from a copy of the project."""
     say(f"Installing what the project requires in {directory.name}")
     with mounted(directory), no_services(directory):
         apt = ("chroot", directory, "env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-qq", *STALE)
         run(*apt, "update")
-        run(*apt, "install", "-y", "--no-install-recommends", *PACKAGES)
+        run(*apt, "install", "-y", "--no-install-recommends", *_packages(machine))
         copy_project(directory / PROJECT[1:])
         run("chroot", directory, "python3", "-m", "venv", "--clear", "--system-site-packages", VENV)
         pip = ("chroot", directory, f"{VENV}/bin/pip", "install", "--quiet", "--no-cache-dir")
-        run(*pip, *_test_tools(), "-e", PROJECT)
+        run(*pip, *_test_tools(machine), "-e", PROJECT)
         shutil.rmtree(directory / PROJECT[1:])
 
 
@@ -129,6 +139,13 @@ def no_services(directory: Path) -> Iterator[None]:
         policy.unlink()
 
 
+def busybox(machine: Machine) -> Path:
+    """Return a static busybox of a machine: this one's own, or that of a root, where the package is installed."""
+    if not machine.user:
+        return Path(shutil.which("busybox") or "busybox")
+    return next(place for suite in SUITES if (place := CACHE / f"root-{_name(suite, machine)}/bin/busybox").exists())
+
+
 def project_files() -> list[str]:
     """Return the files of the checkout that git knows or would add, relative to its top."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
@@ -144,13 +161,13 @@ def copy_project(destination: Path) -> None:
         shutil.copy2(CHECKOUT / name, destination / name)
 
 
-def image(suite: str) -> Path:
+def image(suite: str, machine: Machine = AMD64) -> Path:
     """Return the ext4 image of a suite's root, made on first use."""
-    directory = root(suite)
-    with locked(f"image-{suite}") as place:
-        path = place / f"{_key()}.ext4"
+    directory = root(suite, machine)
+    with locked(f"image-{directory.name.removeprefix('root-')}") as place:
+        path = place / f"{_key(machine)}.ext4"
         if not path.exists():
-            say(f"Making the disk image of Debian {suite}")
+            say(f"Making the disk image of Debian {suite} for {machine.arch}")
             for old in place.iterdir():
                 old.unlink()
             partial = path.with_suffix(".partial")
