@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 
-from perf_offcpu.abi.machine import MACHINES
 from perf_offcpu.collect.existing.maps import parse_maps
 from perf_offcpu.model.callchains import Ragged, Snapshots
 from perf_offcpu.model.columns import Strings
@@ -31,8 +30,11 @@ from perf_offcpu.unwind.state import End
 from perf_offcpu.unwind.unwinder import Unwinder
 
 STACK_BYTES = 32768
-_NAMES = ["rax", "rbx", "rcx", "rdx", "rsi", "rdi", "rbp", "rsp", "rip", *(f"r{n}" for n in range(8, 16))]
-_BITS = [*range(9), *range(16, 24)]
+_X86 = ["rax", "rbx", "rcx", "rdx", "rsi", "rdi", "rbp", "rsp", "rip", *(f"r{n}" for n in range(8, 16))]
+_ARM = [*(f"x{n}" for n in range(31)), "sp", "pc"]
+# gdb's names of registers, and their bits in sample_regs_user
+_NAMES, _BITS = {"x86_64": (_X86, [*range(9), *range(16, 24)]), "aarch64": (_ARM, [*range(33)])}[platform.machine()]
+_SP = next(place for place, name in enumerate(_NAMES) if name.endswith("sp"))
 
 _IN_GDB = f"""
 import gdb, json
@@ -40,7 +42,7 @@ for thread in gdb.selected_inferior().threads():
     thread.switch()
     frame = gdb.newest_frame()
     registers = [int(frame.read_register(name)) % 2**64 for name in {_NAMES}]
-    sp, stack = registers[7], b""
+    sp, stack = registers[{_SP}], b""
     for page in range({STACK_BYTES} // 256):
         try:
             stack += bytes(gdb.selected_inferior().read_memory(sp + 256 * page, 256))
@@ -104,7 +106,6 @@ def _recording(maps: bytes) -> Recording:
 
 def random_stops(command: list[str], number: int, seed: int = 6) -> Iterator[Stop]:
     """Threads of a command at so many random moments; it is started again if it ends."""
-    assert MACHINES[platform.machine()].registers.pc == 16, "registers are named for x86-64"
     moments, seen = random.Random(seed), 0
     while seen < number:
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
