@@ -64,6 +64,7 @@ needs() {
     perf --version >/dev/null 2>&1 || echo "$(perf_package)|for the tests that compare with perf"
     has_command g++ || echo "g++|to build the C++ programs of the tests"
     has_command ss || echo "iproute2|for the tests between two network namespaces"
+    has_command nft || [ -x /usr/sbin/nft ] || echo "nftables|to lose packets there"
     has_command gdb || echo "gdb|to compare its backtraces with ours"
     has_command stress-ng || echo "stress-ng|for threads that switch, fork and want locks without end"
     ls /usr/lib/postgresql/*/bin/pgbench >/dev/null 2>&1 || echo "postgresql|for the waits of a database server"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from builders.compiled import build
 from builders.program import run
+from kernel.two_hosts import Link, two_hosts
 from kernel.whole_stacks import AS_POSTGRES, STACKS, compiled
 
 
@@ -44,3 +45,9 @@ def database() -> Iterator[Path]:
         yield directory
     finally:
         shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="module")
+def link() -> Iterator[Link]:
+    with two_hosts() as link:
+        yield link

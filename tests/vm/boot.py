@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Boot a kernel on a disk image under qemu's software emulation and run one command there. The way in and out are two
-raw disks that hold tar archives, so that the kernel needs no driver but virtio, which a ten-line initrd loads; Debian's
-cloud kernels have ext4 built in, and lack 9p, with which virtme-ng would share a directory. The root is a snapshot:
-nothing that the command does to it stays."""
+raw disks that hold tar archives, so that the kernel needs no driver but virtio, which a ten-line initrd loads, and what
+tests use; Debian's cloud kernels have ext4 built in, and lack 9p, with which virtme-ng would share a directory. The
+root is a snapshot: nothing that the command does to it stays."""
 
 import io
 import lzma
@@ -26,7 +26,8 @@ RESULTS_SIZE = 1 << 29  # sparse
 
 # no_timer_check: where emulation gets too little of the CPU, the kernel's check of its timer ends in a panic.
 KERNEL_OPTIONS = "quiet loglevel=3 mitigations=off no_timer_check panic=-1 root=/dev/vda rw init=/vmtest-init"
-DRIVERS = ("virtio_pci", "virtio_blk", "ext4")
+# Disks; then what tests of files, and those between network namespaces, need.
+DRIVERS = ("virtio_pci", "virtio_blk", "ext4", "loop", "veth", "tcp_diag", "unix_diag", "nf_tables", "nft_numgen")
 INITRD_INIT = """#!/bin/busybox sh
 /bin/busybox mount -t devtmpfs dev /dev
 for module in {modules}; do /bin/busybox insmod /$module; done
@@ -110,7 +111,7 @@ def _unpack(path: Path, results: Path) -> None:
 
 
 def _initrd(kernel: Kernel) -> bytes:
-    """A cpio archive with busybox and the modules that virtio_blk needs, in the order of loading."""
+    """A cpio archive with busybox, the drivers and the modules that these need, in the order of loading."""
     chosen = [module for name in DRIVERS for module in _modules(kernel, name)]
     modules = {f"{number}.ko": data for number, data in enumerate(dict.fromkeys(chosen))}
     init = INITRD_INIT.format(modules=" ".join(modules)).encode()

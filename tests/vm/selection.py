@@ -50,6 +50,9 @@ FEATURES = {
         "test_epoll.py::test_the_object_is_the_descriptor_that_ended_the_wait",
         "test_epoll.py::test_events_of_others_are_answers_and_those_of_clients_are_work",
     ),
+    "locks inside the kernel": ("test_kernel_locks.py",),
+    "network or peer": ("test_network_causes.py",),
+    "functions of Python": ("test_python_names.py",),
     "wakers; blocked and runnable time": (
         "test_wakers.py::test_a_thread_is_woken_by_the_one_that_lets_it_go",
         "test_wakers.py::test_blocked_and_runnable_time_make_up_the_wait",
