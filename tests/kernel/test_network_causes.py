@@ -27,7 +27,7 @@ pytestmark = pytest.mark.beside
 
 REQUESTS = f"ip saddr {CLIENT} meta length > 100 numgen inc mod 3 0"  # each third one, its repetitions counted
 SYNS = "tcp flags syn numgen inc mod 3 < 2"
-SLOW = PATIENCE > 1  # then acknowledgements may be as late as answers, and it is said that both could be the cause
+SLOW = PATIENCE > 1  # then acknowledgements may be as late as answers, and waits may be for a CPU: no cause is said
 TICK_NS = round(1e9 * time.clock_getres(6))  # CLOCK_MONOTONIC_COARSE
 
 
@@ -89,9 +89,10 @@ def test_the_slow_peer_and_lost_packets(tmp_path: Path, link: Link, name: str, r
     for row in rows.tolist():
         end, begin = int(samples.time_ns[row]), int(samples.switch_out_ns[row])
         index = next(index for index, wait in enumerate(scene.waits) if wait[0] <= begin and end <= wait[1])
+        if index == 0:
+            continue  # the handshake, where it takes long
         resent, rtt = scene.waits[index][2:]
         assert samples.tcp_total_retrans[row] == resent and samples.tcp_srtt_us[row] == rtt, "as TCP_INFO"
-        # The first line of the client is about its connection.
         lost, woken = scene.received[index - 1] - begin, end - max(int(samples.runq_ns[row]), 0)
         number = resent - scene.waits[index - 1][2]
         if number:
@@ -99,7 +100,7 @@ def test_the_slow_peer_and_lost_packets(tmp_path: Path, link: Link, name: str, r
             assert abs(int(network.lost_ns[row]) - min(lost, woken - begin)) < 3 * TICK_NS + 20 * MS
         if abs(2 * lost - (woken - begin)) < 2 * TICK_NS:
             continue  # as much one as the other
-        if SLOW and network.cause[row] == NetworkCause.EITHER:
+        if SLOW and network.cause[row] in (NetworkCause.EITHER, NetworkCause.UNKNOWN):
             continue
         truth = NetworkCause.RETRANSMISSION if number and 2 * lost > woken - begin else NetworkCause.PEER
         total += end - begin
@@ -110,7 +111,8 @@ def test_the_slow_peer_and_lost_packets(tmp_path: Path, link: Link, name: str, r
 
 def test_the_full_window(tmp_path: Path, link: Link) -> None:
     scene = play(tmp_path, link, "full", 6)
-    assert shares(scene, np.flatnonzero(scene.profile.samples.tcp_state))[NetworkCause.WINDOW] >= 0.99
+    causes = shares(scene, np.flatnonzero(scene.profile.samples.tcp_state))
+    assert causes[NetworkCause.WINDOW] >= (0.8 if SLOW else 0.99), causes
 
 
 @pytest.mark.parametrize(("name", "dropped"), [("handshake", ""), ("quick", SYNS)])
