@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from builders.compiled import build
 from builders.profile import functions_of
+from builders.program import PATIENCE
 from builders.program import run as perf_offcpu
 
 from perf_offcpu.abi.wait_objects import ObjectKind
@@ -37,7 +38,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def record(program: Path, kind: str, directory: Path, *options: str, seconds: int = 2) -> Profile:
     """Record the threads of one kind; return the profile."""
-    perf_offcpu("record", "-q", "-e", "none", *options, "--", program, kind, str(seconds), directory, cwd=directory)
+    time_s = str(seconds * round(min(PATIENCE, 4)))
+    perf_offcpu("record", "-q", "-e", "none", *options, "--", program, kind, time_s, directory, cwd=directory)
     return load_profile([str(directory / "perf.data")], SymbolizeOptions(inline=False))
 
 
