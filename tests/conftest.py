@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,11 @@ settings.load_profile("patient")
 
 
 def _patient(method: Callable[..., Any]) -> Callable[..., Any]:
-    def wait(self: Any, *args: Any, timeout: float | None = None, **options: Any) -> Any:
-        return method(self, *args, timeout=timeout if timeout is None else timeout * PATIENCE, **options)
+    def wait(*args: Any, **options: Any) -> Any:
+        given = signature(method).bind(*args, **options)
+        if given.arguments.get("timeout") is not None:
+            given.arguments["timeout"] *= PATIENCE
+        return method(*given.args, **given.kwargs)
 
     return wait
 
