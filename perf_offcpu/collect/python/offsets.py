@@ -3,8 +3,8 @@
 
 The file has a section `.PyRuntime` since 3.10. Since 3.13 it begins with a table of offsets made for readers from
 outside (`_Py_DebugOffsets`, Include/internal/pycore_debug_offsets.h of CPython). For the versions before, the offsets
-are those of x86-64 builds without options that change the structures: a build for debugging is not read, because its
-section has another size.
+are those of builds for 64-bit machines without options that change the structures: a build for debugging is not read,
+because its section has another size.
 
     interpreters            address of the head of the list of interpreters
     direct                  all bits: `thread_frame` leads to the frame; 0: by `c_frame` after it
@@ -22,7 +22,8 @@ import re
 import struct
 from typing import Any, Final
 
-from perf_offcpu.abi.elf import EHDR, ElfClass, Machine, SegmentType
+from perf_offcpu.abi.elf import EHDR, ElfClass, SegmentType
+from perf_offcpu.abi.machine import REGISTERS
 from perf_offcpu.build_ids import program_headers, unpack_elf_header
 from perf_offcpu.errors import LayoutError
 
@@ -85,7 +86,7 @@ def read_runtime(fd: int, path: bytes) -> dict[str, Any] | None:
     minor = PYTHON.search(path)
     try:
         header, order = unpack_elf_header(os.pread(fd, EHDR[ElfClass.BITS64].size(), 0))
-        if minor is None or order != "<" or header["e_machine"] != Machine.X86_64:
+        if minor is None or order != "<" or header["e_machine"] not in REGISTERS:
             return None
         section = _find_section(fd, header)
         if section is None:

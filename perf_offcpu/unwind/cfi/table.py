@@ -189,12 +189,15 @@ _ENOUGH: Final = 0.75
 
 
 def frame_pointer_share(path: str) -> float | None:
-    """Return the share of a file's functions that keep frame pointers, 0 to 1; None if it is unknown."""
+    """Return the share of a file's functions that keep frame pointers, 0 to 1; None if it is unknown, or of no use: on
+    arm64 the return address of a leaf function is in a register, so that along frame pointers its caller is missing."""
     with open_elf(path, DiskCache.usual()) as image:  # without pyelftools, which takes 40 ms to import
         sections = frame_sections(image) if image.machine in REGISTERS else []
     if not sections:
         return None
     registers = REGISTERS[elf.Machine(image.machine)]
+    if registers.ra != registers.pc:
+        return None
     cies, fdes = read_entries(sections[0])
     fdes = fdes.take(fdes.end - fdes.start >= _MIN_SIZE)
     fdes = fdes.take(slice(None, None, max(1, len(fdes) // LOOKED_AT)))
