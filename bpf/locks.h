@@ -20,7 +20,7 @@
  * switch-out, together with the owner: at the end of the wait the lock has another one.
  *
  * A wait for an rw_semaphore that a signal may end (state 0x102) sets no blocker. Most such waits
- * are for the mmap_lock: then one of the last waiters in its list is this task.
+ * are for the mmap_lock: one of the last waiters in its list (without head in Linux 7) is the task.
  */
 #pragma once
 
@@ -78,20 +78,19 @@ static __always_inline u32 lock_owner(struct task_struct *task)
 /* The mmap_lock of a task, in the form of task->blocker, if the task has queued for it; else 0. */
 static __always_inline u64 own_mmap_lock(struct task_struct *task)
 {
-	u64 mm = 0, last = 0, waiter, i;	/* numbers, no pointers, to the verifier */
+	u64 mm = 0, head, last = 0, waiter, i;	/* numbers, no pointers, to the verifier */
 	u32 reads = 0;
 
 	if (!TASK_MM || !RWSEM_WAITER_TASK)
 		return 0;
 	bpf_probe_read_kernel(&mm, sizeof(mm), (char *)task + TASK_MM);
-	if (!mm || bpf_probe_read_kernel(&last, sizeof(last),
-					 (void *)(mm + MM_MMAP_WAITERS + LIST_HEAD_PREV)))
+	head = mm + MM_MMAP_WAITERS;
+	if (MM_MMAP_FIRST)
+		bpf_probe_read_kernel(&head, sizeof(head), (void *)(mm + MM_MMAP_FIRST));
+	if (!mm || bpf_probe_read_kernel(&last, sizeof(last), (void *)(head + LIST_HEAD_PREV)))
 		return 0;
 #pragma clang loop unroll(full)
 	for (i = 0; i < LAST_WAITERS; i++) {
-		if (last == mm + MM_MMAP_WAITERS)
-			return 0;
-		waiter = 0;
 		bpf_probe_read_kernel(&waiter, sizeof(waiter), (void *)(last + RWSEM_WAITER_TASK));
 		if (waiter == (u64)task) {
 			bpf_probe_read_kernel(&reads, sizeof(reads),
@@ -100,7 +99,8 @@ static __always_inline u64 own_mmap_lock(struct task_struct *task)
 			       (reads ? OFFCPU_LOCK_READ : OFFCPU_LOCK_WRITE);
 		}
 		/* struct rwsem_waiter begins with its place in the list. */
-		if (bpf_probe_read_kernel(&last, sizeof(last), (void *)(last + LIST_HEAD_PREV)))
+		if (last == head ||
+		    bpf_probe_read_kernel(&last, sizeof(last), (void *)(last + LIST_HEAD_PREV)))
 			return 0;
 	}
 	return 0;

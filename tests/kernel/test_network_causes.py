@@ -97,7 +97,7 @@ def test_the_slow_peer_and_lost_packets(tmp_path: Path, link: Link, name: str, r
         number = resent - scene.waits[index - 1][2]
         if number:
             assert network.retransmissions[row] == number
-            assert abs(int(network.lost_ns[row]) - min(lost, woken - begin)) < 3 * TICK_NS + 20 * MS
+            assert abs(int(network.lost_ns[row]) - min(lost, woken - begin)) < 3 * TICK_NS + 20 * MS * PATIENCE
         if abs(2 * lost - (woken - begin)) < 2 * TICK_NS:
             continue  # as much one as the other
         if SLOW and network.cause[row] in (NetworkCause.EITHER, NetworkCause.UNKNOWN):

@@ -264,6 +264,7 @@ _TAKEN_BY: Final = {
     ("rwsem", "super_lock"): "s_umount",
     ("mutex", "lock_rename"): "s_vfs_rename_mutex",
     ("mutex", "do_renameat2"): "s_vfs_rename_mutex",  # with lock_rename inlined
+    ("mutex", "__start_renaming"): "s_vfs_rename_mutex",  # likewise, Linux 7
 }
 """Kind of a lock, function that takes no other lock of this kind → the lock."""
 _TAKES: Final = re.compile(

@@ -201,11 +201,13 @@ _KERNEL_LOCKS = {
 """The kernel lock for which a task waits, its owner, and the objects that hold such locks; all since Linux 6.17."""
 _MMAP_LOCK = {
     "MM_MMAP_LOCK": "mm_struct.mmap_lock",
-    "MM_MMAP_WAITERS": "mm_struct.mmap_lock.wait_list",
     "RWSEM_WAITER_TASK": "rwsem_waiter.task",
     "RWSEM_WAITER_TYPE": "rwsem_waiter.type",
 }
-"""The lock of a process's mappings, and the list of its waiters."""
+"""The lock of a process's mappings, and members of its waiters."""
+_MMAP_HEAD = {"MM_MMAP_WAITERS": "mm_struct.mmap_lock.wait_list"}
+_MMAP_FIRST = {"MM_MMAP_FIRST": "mm_struct.mmap_lock.first_waiter"}
+"""The head of their list; since Linux 7 a pointer to the first, instead."""
 _TCP = {
     "TCP_STATE": "sock.__sk_common.skc_state",
     "TCP_RETRANSMITS": "inet_connection_sock.icsk_retransmits",
@@ -257,7 +259,8 @@ def _kernel_locks(btf: Btf) -> Defines:
     mapping, lock = btf.member("inode", "i_data"), btf.member("address_space", "invalidate_lock")
     invalidate = {"INODE_INVALIDATE_LOCK": mapping.offset + lock.offset if mapping and lock else 0}
     owner = offsets(btf, {"RW_SEMAPHORE_OWNER": "rw_semaphore.owner"})
-    return {**all_offsets(btf, _KERNEL_LOCKS), **owner, **all_offsets(btf, _MMAP_LOCK), **invalidate}
+    lists = all_offsets(btf, _MMAP_HEAD) | all_offsets(btf, _MMAP_FIRST)
+    return {**all_offsets(btf, _KERNEL_LOCKS), **owner, **all_offsets(btf, _MMAP_LOCK), **lists, **invalidate}
 
 
 def _tcp(btf: Btf) -> Defines:
