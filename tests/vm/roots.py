@@ -21,8 +21,8 @@ RELEASED = ("bookworm", "trixie")
 SUITES = (*RELEASED, "sid")
 PACKAGES = (
     *("python3", "python3-venv", "python3-bpfcc", "python3-numpy", "python3-pyelftools", "linux-perf"),
-    *("gcc", "g++", "libc6-dev", "binutils", "procps", "iproute2", "nftables", "kmod", "ca-certificates"),
-    *("gdb", "postgresql", "graphviz", "asciidoctor", "zsh", "openssl"),
+    *("gcc", "g++", "libc6-dev", "binutils", "procps", "iproute2", "nftables", "kmod", "e2fsprogs"),
+    *("ca-certificates", "gdb", "postgresql", "graphviz", "asciidoctor", "zsh", "openssl"),
 )
 VENV = "/opt/venv"
 PROJECT = "/perf-offcpu"
