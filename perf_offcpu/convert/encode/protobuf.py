@@ -34,8 +34,12 @@ _WORD = 8  # bytes
 class _Part:
     """Holds up to 8 bytes of each of n byte strings."""
 
-    words: U64  # uint64[n], the first byte lowest; of no dimension if all rows have the same
+    words: U64  # uint64[n], the first byte lowest, others 0; of no dimension if all rows have the same
     length: I64 | int  # int64[n], the number of bytes; a number if all rows have the same
+
+    def longest(self) -> int:
+        """Return the largest number of bytes."""
+        return self.length if isinstance(self.length, int) else int(self.length.max(initial=0))
 
     def take(self, rows: NDArray[np.integer]) -> _Part:
         """Return the given rows."""
@@ -74,7 +78,7 @@ class Rows:
             return self
         if not present.any():
             return Rows(self.count, ())
-        return Rows(self.count, tuple(_Part(part.words, part.length * present) for part in self.parts))
+        return Rows(self.count, tuple(_Part(part.words * present, part.length * present) for part in self.parts))
 
     def flat(self) -> bytes:
         """Return the strings of all rows, concatenated."""
@@ -212,7 +216,7 @@ def joined(*rows: Rows) -> Rows:
     for part in (part for row in rows for part in row.parts):
         if parts and _fit_together(parts[-1], part):
             before = parts.pop()
-            words = before.words | part.words << np.uint64(8 * int(before.length))
+            words = before.words | part.words << np.multiply(before.length, 8).astype(np.uint64)
             parts.append(_Part(words, before.length + part.length))
         else:
             parts.append(part)
@@ -220,9 +224,8 @@ def joined(*rows: Rows) -> Rows:
 
 
 def _fit_together(before: _Part, part: _Part) -> bool:
-    """Return True if two parts are one: the first has the same length in all rows, and both fit into a word."""
-    longest = part.length if isinstance(part.length, int) else int(part.length.max(initial=0))
-    return isinstance(before.length, int) and before.length + longest <= _WORD and not before.words.ndim
+    """Return True if both parts fit into a word: one column is written faster than two."""
+    return before.longest() + part.longest() <= _WORD
 
 
 def numbers(number: int, values: NDArray[np.integer]) -> Rows:
