@@ -14,21 +14,12 @@ BPF_TABLE("array", u32, struct offcpu_call, calls, OFFCPU_SYSCALL_NUMBERS);
 
 #define TS_COMPAT 2			/* arch/x86/include/asm/thread_info.h */
 /* include/uapi/linux/futex.h */
-#define FUTEX_COMMAND 0x7f
-#define FUTEX_WAIT 0
-#define FUTEX_LOCK_PI 6
-#define FUTEX_WAIT_BITSET 9
-#define FUTEX_WAIT_REQUEUE_PI 11
-#define FUTEX_LOCK_PI2 13
-#define FUTEX_PRIVATE 128
-#define FUTEX_CLOCK_REALTIME 256
-#define FUTEX_TID_MASK 0x3fffffff
+enum { FUTEX_WAIT = 0, FUTEX_LOCK_PI = 6, FUTEX_WAIT_BITSET = 9, FUTEX_WAIT_REQUEUE_PI = 11,
+       FUTEX_LOCK_PI2 = 13, FUTEX_COMMAND = 0x7f, FUTEX_PRIVATE = 128, FUTEX_CLOCK_REALTIME = 256,
+       FUTEX_TID_MASK = 0x3fffffff };
 #define FUTEX_WAITERS 0x80000000
 /* include/uapi/linux/time.h, wait.h */
-#define CLOCK_MONOTONIC 1
-#define TIMER_ABSTIME 1
-#define P_PID 1
-#define P_PIDFD 3
+enum { CLOCK_MONOTONIC = 1, TIMER_ABSTIME = 1, P_PID = 1, P_PIDFD = 3 };
 
 #define NS_PER_MS 1000000ULL
 #define NS_PER_S 1000000000ULL

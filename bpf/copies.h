@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * How much of the user stack a sample copies, and whether at all.
- *
- * The perf core makes the copy, with the size of the event. So several events write to one ring:
+ * How much of the user stack a sample copies, and whether at all. The perf core makes the copy,
+ * with the size of the event. So several events write to one ring:
  *
  *	the end of the stack is known		a quarter of control.copy_bytes, all, double or
  *						four times, whichever reaches the end
  *	it is not known (goroutines)		control.copy_bytes
  *	a stack that was copied before		one word, and the hash of the stack
+ *	more than control.copy_budget a second	a quarter, above the double one word
  *
  * The stack of a main thread ends at mm->start_stack, that of other threads below the thread
  * pointer, where libc puts their descriptor.
@@ -21,7 +21,7 @@
  */
 #pragma once
 
-#include "stacks.h"
+#include "arguments.h"
 
 #if OFFCPU_COPIES
 #define LIBRARIES (1ULL << 30)		/* libraries are mapped this near below mm->mmap_base */
@@ -253,6 +253,39 @@ static __always_inline u64 hash_bytes(const struct offcpu_control *ctl,
 }
 
 /*
+ * Take a new copy from the budget of the second. Above it a sample has a short copy, which no other
+ * refers to. Above its double, and for sums, there is none: another second, or file, may have room.
+ */
+static __always_inline void spend_copy(const struct offcpu_run *run, u64 bytes)
+{
+	u64 budget = run->ctl->copy_budget, now = run->wait->switch_in_ns;
+	struct offcpu_wait *wait = run->wait;
+	struct offcpu_rate *limit;
+	u32 zero = 0;
+
+	limit = rate.lookup(&zero);
+	if (!limit)
+		return;
+	if (now - limit->copies_ns >= NS_PER_S) {
+		limit->copies_ns = now;
+		limit->copied = 0;
+	}
+	if (limit->copied > budget &&
+	    (wait->copy != OFFCPU_COPY_QUARTER || limit->copied > 2 * budget)) {
+		count(OFFCPU_COPIES_LIMITED, wait->ns);
+		wait->copy = OFFCPU_COPY_BARE;
+		if (is_sum(wait))	/* or its next wait would be sent, too */
+			note_known(run->ctl, wait->caller, wait->caller);
+		if (!wait->sampled || limit->copied > 2 * budget)
+			return;
+		wait->copy = OFFCPU_COPY_QUARTER;
+		wait->copied = 0;
+		bytes = run->ctl->copy_bytes / 4;
+	}
+	__sync_fetch_and_add(&limit->copied, bytes);
+}
+
+/*
  * Decide on the copy of the stack of `current` in the sample of a wait: its size, and the hash by
  * which a later wait refers to it. Kernel threads have none.
  */
@@ -275,6 +308,7 @@ static __always_inline void plan_copy(const struct offcpu_run *run)
 	wait->copy = choose_copy(ctl, task, mm, at.sp, &bytes);
 	if (is_sum(wait)) {
 		wait->copied = wait->caller;
+		spend_copy(run, bytes);
 		return;
 	}
 	stack = mix(mix(mix(seed_of(ctl, task), at.key), FIELD(u64, regs, REGS_IP)), bytes);
@@ -293,8 +327,12 @@ static __always_inline void plan_copy(const struct offcpu_run *run)
 		return;
 	}
 	wait->copied = hash_callers_of(ctl, stack, hash);
-	if (ctl->copy_all || is_first(ctl, wait->copied))
+	if (ctl->copy_all)
 		return;
+	if (is_first(ctl, wait->copied)) {
+		spend_copy(run, bytes);
+		return;
+	}
 	wait->copy = OFFCPU_COPY_BARE;
 	note_known(ctl, hash, wait->copied);
 }

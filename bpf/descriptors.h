@@ -10,20 +10,12 @@
 #include "arguments.h"
 
 /* include/uapi/linux/stat.h */
-#define S_IFMT 0170000
-#define S_IFSOCK 0140000
-#define S_IFREG 0100000
-#define S_IFBLK 0060000
-#define S_IFDIR 0040000
-#define S_IFCHR 0020000
-#define S_IFIFO 0010000
+enum { S_IFMT = 0170000, S_IFSOCK = 0140000, S_IFREG = 0100000, S_IFBLK = 0060000,
+       S_IFDIR = 0040000, S_IFCHR = 0020000, S_IFIFO = 0010000 };
 /* include/uapi/linux/magic.h */
-#define ANON_INODE_FS_MAGIC 0x09041934
-#define PID_FS_MAGIC 0x50494446
+enum { ANON_INODE_FS_MAGIC = 0x09041934, PID_FS_MAGIC = 0x50494446 };
 /* include/linux/socket.h */
-#define AF_UNIX 1
-#define AF_INET 2
-#define AF_INET6 10
+enum { AF_UNIX = 1, AF_INET = 2, AF_INET6 = 10 };
 
 #define LIST_HEAD_PREV 8		/* include/linux/types.h */
 

@@ -26,10 +26,7 @@
 
 #include "descriptors.h"
 
-#define MUTEX_CONTENDED 2
-#define RWLOCK_CONTENDED 3
-#define MUTEX_KINDS 0x3ff
-#define MOST_USERS 0x100000
+enum { MUTEX_CONTENDED = 2, RWLOCK_CONTENDED = 3, MUTEX_KINDS = 0x3ff, MOST_USERS = 0x100000 };
 #define LOCK_TYPE 3ULL			/* bits of task->blocker */
 #define OWNER_FLAGS 7ULL		/* bits of mutex->owner and rw_semaphore->owner */
 #define READERS_OWN 1ULL		/* readers hold it: the owner is the last that came */

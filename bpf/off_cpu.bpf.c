@@ -36,38 +36,33 @@
  * offcpu_control; constants are those that would cost something unused:
  *
  *	OFFCPU_AT_EXIT, OFFCPU_BY_PROBE		see above: the contexts differ
- *	OFFCPU_SUM_DRAWN			stacks of some short waits, drawn by length
- *	OFFCPU_SUM_STACKS			sums by user stack: 1 KB a task, a walk every wait
- *	OFFCPU_SUM_CALLERS			sums by callers without frame pointers (callers.h):
- *						650 bytes a task, a read of the stack every wait
- *	OFFCPU_COPIES				copies of stacks by need (copies.h)
- *	OFFCPU_WAKER_STACKS			stacks of wakers: 2 KB a task
- *	OFFCPU_BUDGET				where time goes: 192 bytes a task, work every switch
- *	OFFCPU_KERNEL_EARLY			kernel stacks before the switch: a look at each
- *						incoming task, which sampling needs anyway
- *	OFFCPU_OBJECTS, OFFCPU_NEW_OBJECTS	what was waited for (objects.h): code for samples;
- *						the sizes of its table and queue, 0 without
- *	OFFCPU_LOCK_OWNERS			who holds a lock: work in each wait in a system call
- *	OFFCPU_SAMPLING				one sample for each period of waiting (sampling.h)
- *	OFFCPU_BY_GROUP				control groups: 1 by cgroup v2, 2 by the v1
- *						hierarchy at CSS_SET_CSS, 0 not at all; a loop
+ *	OFFCPU_SUM_DRAWN	stacks of some short waits, drawn by length
+ *	OFFCPU_SUM_STACKS	sums by user stack: 1 KB a task, a walk every wait
+ *	OFFCPU_SUM_CALLERS	sums by callers (callers.h): 650 bytes a task, a read every wait
+ *	OFFCPU_COPIES		copies of stacks by need (copies.h)
+ *	OFFCPU_WAKER_STACKS	stacks of wakers: 2 KB a task
+ *	OFFCPU_BUDGET		where time goes: 192 bytes a task, work every switch
+ *	OFFCPU_KERNEL_EARLY	kernel stacks before the switch: a look at each incoming task
+ *	OFFCPU_OBJECTS, OFFCPU_NEW_OBJECTS	objects.h: sizes of its table and queue, 0 without
+ *	OFFCPU_LOCK_OWNERS	who holds a lock: work in each wait in a system call
+ *	OFFCPU_SAMPLING		one sample for each period of waiting (sampling.h)
+ *	OFFCPU_BY_GROUP		control groups: 1 by v2, 2 by the v1 hierarchy at CSS_SET_CSS, 0 no
  *	OFFCPU_SUMS, ..._STACKS, ..._CALLERS, ..._BUDGETS, ..._TARGETS_MAX: sizes of maps
  *
  * Constants by kernel:
- *	OFFCPU_FRAME_LIMIT			kernel.perf_event_max_stack, at most 127
- *	OFFCPU_MAY_GOTO				whether loops have the instruction (loops.h)
- *	OFFCPU_FRAME_POINTERS, CODE_MASK	see user_walk.h
- *	MODE_MASK, MODE_64			how the mode of 64-bit programs is known
- *	THREAD_BYTES				pthread_self() is this near below the thread pointer
- *	ALIGNED					words that are multiples of it may be of malloc()
- *	OFFCPU_USER_REGISTERS			whether and where bpf_task_pt_regs() has registers
+ *	OFFCPU_FRAME_LIMIT	kernel.perf_event_max_stack, at most 127
+ *	OFFCPU_MAY_GOTO, OFFCPU_FRAME_POINTERS, CODE_MASK	see loops.h and user_walk.h
+ *	MODE_MASK, MODE_64	how the mode of 64-bit programs is known
+ *	THREAD_BYTES, ALIGNED	pthread_self() is this near below the thread pointer; words that
+ *				are multiples of it may be of malloc()
+ *	OFFCPU_USER_REGISTERS	whether and where bpf_task_pt_regs() has registers
  *	OFFCPU_IRQ_STACK, IRQ_STACK_*		whether and where the stack of interrupts is
- *	OFFCPU_SWITCH_HAS_STATE			whether sched_switch passes prev_state (since 5.18)
+ *	OFFCPU_SWITCH_HAS_STATE	whether sched_switch passes prev_state (since 5.18)
  *	OFFCPU_PREEMPT_COUNT, PREEMPT_COUNT	where the preemption count is: 0 if not known, or
  *						OFFCPU_PREEMPT_COUNT_OF_TASK, or ..._OF_CPU
- *	INTERRUPT_MASK				which of its bits say that an interrupt is served
+ *	INTERRUPT_MASK		which of its bits say that an interrupt is served
  *	OFFCPU_READ_ONLY_CAST, OFFCPU_WORD	a kernel function and a type, to read it
- *	OFFCPU_SYSCALL_NUMBERS			size of the table of system calls
+ *	OFFCPU_SYSCALL_NUMBERS	size of the table of system calls
  *	TASK_*, FILE_*, SOCK_*, TCP_*, ...	offsets of members; 0: this kernel lacks it
  *
  * What differs from boot to boot is no constant of the compiler: enum offcpu_late. OFFCPU_LATE
@@ -345,10 +340,8 @@ static __always_inline void describe_object(struct offcpu_run *run, struct offcp
 	const struct offcpu_object *object = &run->to->object;
 	struct offcpu_polled key = {last->switch_out_ns, last->tid};
 	struct offcpu_wait wait = {
-		.switch_out_ns = last->switch_out_ns,
-		.prev_state = last->state,
-		.pid = last->pid,
-		.syscall = last->syscall,
+		.switch_out_ns = last->switch_out_ns, .prev_state = last->state,
+		.pid = last->pid, .syscall = last->syscall,
 		.blocker = last->mode > OFFCPU_PREEMPTED ? run->storage->blocker : 0,
 	};
 	u32 *fd = polled.lookup(&key);

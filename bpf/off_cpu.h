@@ -35,6 +35,7 @@ enum offcpu_counter {
 	OFFCPU_BUDGETS_LOST,		/* ended threads whose budget found no room in its map */
 	OFFCPU_SNAPSHOTS,		/* short waits sent with a copy of their stack */
 	OFFCPU_SNAPSHOTS_LOST,		/* of these, summed because the ring was full */
+	OFFCPU_COPIES_LIMITED,		/* copies cut or left out: control.copy_budget */
 	OFFCPU_OBJECTS_CLOSED,		/* waits whose descriptor is not open */
 	OFFCPU_OBJECTS_UNREADABLE,	/* waits whose object could not be read */
 	OFFCPU_OBJECTS_COMPAT,		/* waits of 32-bit programs, whose arguments are not read */
@@ -117,6 +118,7 @@ struct offcpu_control {
 	u64 epoch;			/* increases with each output file: see callers.h */
 	u64 max_rate;			/* samples in a window of the rate, 0 unlimited */
 	u64 window_ns;			/* length of this window */
+	u64 copy_budget;		/* bytes of whole copies of stacks in a second */
 	u64 hash_key;			/* random, of hashes of user stacks: see seed_of() */
 	u64 zero;			/* always 0, unknown to the verifier: see loops.h */
 	u32 states;			/* which modes are waits: bits by enum offcpu_mode */
@@ -258,6 +260,7 @@ struct offcpu_rate {
 	u64 sent;			/* samples in this window */
 	u64 raised;			/* number of times that the threshold rose */
 	u64 raised_in;			/* the last window in which it rose */
+	u64 copies_ns, copied;		/* begin of a second, and bytes of copies in it */
 };
 
 struct offcpu_count {

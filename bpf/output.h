@@ -24,8 +24,7 @@ static __always_inline struct offcpu_sum_key sum_key(struct offcpu_wait *wait)
 	u64 what = (u64)(u32)wait->syscall << 32 | state;
 	u64 who = wait->caller ? wait->caller : wait->stack;
 	struct offcpu_sum_key key = {
-		.tid = wait->tid,
-		.generation = wait->generation,
+		.tid = wait->tid, .generation = wait->generation,
 		.kind = (who ^ wait->object_id ^ what * HASH_MULTIPLIER) +
 			wait->cgroup * CGROUP_MULTIPLIER,
 	};
@@ -51,14 +50,10 @@ static __always_inline void add_wait(struct offcpu_sum *sum, struct offcpu_wait 
 static __always_inline bool begin_sum(struct offcpu_wait *wait, struct offcpu_sum_key *key)
 {
 	struct offcpu_sum sum = {
-		.stack = wait->stack,
-		.caller = wait->caller,
-		.cgroup = wait->cgroup,
-		.object_id = wait->object_id,
-		.state = wait->prev_state,
-		.syscall = wait->syscall,
+		.stack = wait->stack, .caller = wait->caller, .cgroup = wait->cgroup,
+		.object_id = wait->object_id, .pid = wait->pid,
+		.state = wait->prev_state, .syscall = wait->syscall,
 		.flags = wait->flags & SUM_FLAGS,
-		.pid = wait->pid,
 		.first_switch_out_ns = wait->switch_out_ns,
 	};
 
@@ -175,29 +170,22 @@ static __always_inline void describe_wait(const struct offcpu_run *run,
 	bool woken = wait->wakeup_ns;
 
 	*to = (struct offcpu_extension) {
-		.magic = OFFCPU_MAGIC,
-		.version = OFFCPU_VERSION,
-		.size = OFFCPU_EXTENSION_SIZE,
+		.magic = OFFCPU_MAGIC, .version = OFFCPU_VERSION, .size = OFFCPU_EXTENSION_SIZE,
 		.kind = is_sum(wait) ? OFFCPU_KIND_SUM :
 			wait->flags & OFFCPU_BEGAN_BEFORE ? OFFCPU_KIND_BEGAN_BEFORE :
 							    OFFCPU_KIND_WAIT,
 		.waker_offset = waker_nr ? sizeof(*to) : 0,
 		.waker_nr = waker_nr,
-		.flags = wait->flags,
-		.lost = wait->sample_lost,
-		.state = wait->prev_state,
-		.syscall = wait->syscall,
+		.flags = wait->flags, .lost = wait->sample_lost,
+		.state = wait->prev_state, .syscall = wait->syscall,
 		.waker_pid = woken ? storage->waker_pid : OFFCPU_NO_ID,
 		.waker_tid = woken ? storage->waker_tid : OFFCPU_NO_ID,
 		.wakeup_ns = woken ? wait->wakeup_ns : OFFCPU_NOT_KNOWN,
 		.switch_out_ns = wait->switch_out_ns,
-		.count = wait->count,
-		.longest_ns = wait->length,
-		.runq_ns = wait->runq_ns,
+		.count = wait->count, .longest_ns = wait->length, .runq_ns = wait->runq_ns,
 		.caller = wait->copied,
 		.asked_ns = OFFCPU_NOT_KNOWN,
-		.object_id = wait->object_id,
-		.holder_tid = OFFCPU_NO_ID,
+		.object_id = wait->object_id, .holder_tid = OFFCPU_NO_ID,
 	};
 	if (!OFFCPU_OBJECTS || is_sum(wait))
 		return;
@@ -347,8 +335,7 @@ static __always_inline bool sum_wait(const struct offcpu_run *run)
 }
 
 #if OFFCPU_SUM_DRAWN
-#define AT_ONE_PERIOD 8			/* draws of a thread until its period doubles */
-#define DOUBLINGS 5
+enum { AT_ONE_PERIOD = 8, DOUBLINGS = 5 };	/* draws of a thread until its period doubles */
 
 /*
  * Draw a short wait for its stack, or not: one for each period of the short waits of a thread. The

@@ -103,6 +103,11 @@ SNAPSHOTS = _bpf("snapshots", "short waits sampled with a copy of their stack", 
 SNAPSHOTS_LOST = _missing(
     "snapshots-lost", "short waits summed without a copy of their stack because the ring was full", _RING_REMEDY
 )
+COPIES_LIMITED = _bpf(
+    "copies-limited",
+    "user stacks copied short, or followed by frame pointers only, because copies had taken their bytes of the second",
+    FEWER_SAMPLES,
+)
 OBJECTS_CLOSED = _bpf("objects-closed", "waits for descriptors that were not open: their object is not known")
 OBJECTS_UNREADABLE = _bpf("objects-unreadable", "waits whose object could not be read from memory")
 OBJECTS_COMPAT = _bpf("objects-compat", "waits of 32-bit programs, whose objects are not looked up")

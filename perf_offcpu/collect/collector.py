@@ -118,11 +118,13 @@ class Collector:
         if wait_bytes and not self.program.ends_at_exit:
             self._say("stacks of waits are walked along frame pointers: no sched_exit_tp in this kernel, no kprobes")
             wait_bytes = 0
+        on_cpu_rate = options.frequency_hz * len(options.events)
+        rate = options.max_rate + on_cpu_rate if options.max_rate and not options.period else 0
         self.rings = Rings(
             EVENT_NAME,
             lambda wakeup: evsels.offcpu_attr(support, wakeup, wait_bytes, deferred),
             cpus,
-            options.ring_bytes or default_ring_bytes(len(cpus), wait_bytes > 0),
+            options.ring_bytes or default_ring_bytes(len(cpus), wait_bytes > 0, rate),
             self._say,
         )
         stack.callback(self.rings.close)

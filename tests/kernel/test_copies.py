@@ -2,7 +2,10 @@
 """Copies of user stacks by need, without frame pointers: each once and whole; sums by caller have whole ones, too."""
 
 import re
+import subprocess
+import sys
 import tempfile
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -15,6 +18,7 @@ from kernel.whole_stacks import BASH, ENOUGH, ROOTS, STACKS, blocks_of_perf, com
 
 from perf_offcpu import losses
 from perf_offcpu.abi.attr import SampleType
+from perf_offcpu.abi.offcpu import LARGEST_COPY
 from perf_offcpu.decode.join import join_by_host
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import SampleFlag
@@ -222,6 +226,38 @@ def test_deep_stacks_are_copied_to_their_end(tmp_path: Path) -> None:
     assert 18 <= sum(deeper.values()) <= 20
     assert {stack[-1] for stack in deeper} == {"descend"}
     assert {30 <= stack.count("descend") <= 32 for stack in deeper} == {True}  # of 32 KB
+
+
+BUDGET = 100_000  # bytes a second, of which a program of 1024 stacks of 5 KB asks for fifteen times as much
+SMALL_BUDGET = f"""
+import sys
+from perf_offcpu.collect.bpf import defines
+defines.COPIES_A_SECOND = {BUDGET}
+from perf_offcpu.cli import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("options", [("--off-cpu-thresh", "0"), EXACT, ALL_SHORT], ids=["waits", "exact", "drawn"])
+def test_copies_above_their_bytes_of_a_second_are_short_or_none(tmp_path: Path, options: tuple[str, ...]) -> None:
+    path = tmp_path / "x.data"
+    how = ("record", "-q", "-e", "none", *options, "-o", str(path), "--", str(compiled("paths.c", tmp_path)))
+    begin = time.monotonic()
+    subprocess.run([sys.executable, "-c", SMALL_BUDGET, *how], check=True, timeout=120 * PATIENCE)
+    seconds = time.monotonic() - begin
+    recording = load_recording(path, snapshots=True)
+    sizes = 8 * recording.snapshots.stack.lengths
+    assert BUDGET <= sizes.sum() <= (seconds + 2) * (2 * BUDGET + LARGEST_COPY)
+    assert 200 <= recording.losses[losses.COPIES_LIMITED] <= 1100
+    if options[1] != "0":
+        return  # sums have whole copies or none
+    stacks = user_stacks(path)
+    shallow = {stack: count for stack, count in stacks.items() if "nap" in stack and "left" not in stack}
+    deep = {stack: count for stack, count in stacks.items() if "left" in stack}
+    assert sum(shallow.values()) >= 1000 and {stack[-1] for stack in shallow} <= ROOTS
+    assert 10 <= sum(deep[stack] for stack in deep if stack[-1] in ROOTS) <= 600
+    cut = [stack for stack in deep if stack[-1] not in ROOTS]
+    assert len(cut) >= 10 and {stack.count("left") + stack.count("right") for stack in cut} == {11}
 
 
 @pytest.mark.alone

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from perf_offcpu.errors import UsageError
 
 DEFAULT_THRESHOLD_NS = 1_000_000
+COPIES_A_SECOND = 16 << 20
+"""Bytes of copies of stacks a second, on all CPUs, above which copies are short; above its double there are none.
+Programs have some thousand stacks of 2 to 8 KB; new ones without end would fill the disk."""
 STACK_PERIOD_NS = 1_000_000
 """Time of a thread's waits under the threshold for which one user stack is taken (`ShortWaits.SAMPLED`), ns."""
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from perf_offcpu.abi.syscalls import SYSCALL_NUMBERS
-from perf_offcpu.collect.bpf.config import MODES, STACK_PERIOD_NS, OffCpuConfig, ShortWaits, Targets
+from perf_offcpu.collect.bpf.config import COPIES_A_SECOND, MODES, STACK_PERIOD_NS, OffCpuConfig, ShortWaits, Targets
 from perf_offcpu.collect.bpf.kernel.facts import KernelFacts
 from perf_offcpu.collect.bpf.kernel.members import controller_offset
 from perf_offcpu.collect.bpf.kernel.probes import pid_namespace_level
@@ -103,6 +103,7 @@ def control_values(config: OffCpuConfig, modes: Sequence[str], at_exit: bool) ->
         "by_cpu": config.by_cpu,
         "by_comm": config.by_comm,
         "copy_bytes": config.copy_bytes,
+        "copy_budget": COPIES_A_SECOND,
         "kernel_threads": config.kernel_threads,
         "kernel_stacks": config.kernel_stacks,
         "defer_user": at_exit and config.deferred_stacks,

@@ -2,7 +2,7 @@
 """Read the declarations that the BPF program and user space share from the C header bpf/off_cpu.h. The header has the
 structures of map keys and values and the enumerations of their values. A second declaration in Python could differ, so
 the few simple declarations are parsed: enumerators that count from 0, structures of integers and of arrays of integers,
-and integer `#define`s."""
+integer `#define`s, and enumerators with a value."""
 
 import re
 from collections.abc import Mapping
@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 
 _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
-_DEFINE = re.compile(r"^#define[ \t]+(\w+)[ \t]+(0x[0-9a-f]+|\d+)[ \t]*$", re.MULTILINE)
+_CONSTANT = re.compile(
+    r"(?:^#define[ \t]+|\b(?=[A-Z]\w+ = ))(\w+)(?: = |[ \t]+)(0x[0-9a-f]+|\d+)(?=[ \t]*$|,| \})", re.MULTILINE
+)
 _BLOCK = re.compile(r"^(enum|struct) (\w+) \{(.*?)^\};", re.MULTILINE | re.DOTALL)
 _ENUMERATOR = re.compile(r"\b(?:offcpu_)?(\w+)")
 _MEMBERS = re.compile(r"([su])(8|16|32|64) (\w+(?:\[\w+\])?(?:, \w+(?:\[\w+\])?)*);")
@@ -28,13 +30,13 @@ class SharedHeader:
 
     enums: Mapping[str, tuple[str, ...]]  # enumerators in order: the first is 0
     structs: Mapping[str, np.dtype[Any]]  # structures with the padding of C, as in maps
-    constants: Mapping[str, int]  # integer `#define`s, by their whole names
+    constants: Mapping[str, int]  # integer `#define`s and enumerators with a value, by their whole names
 
 
 def read_header(path: Path) -> SharedHeader:
     """Parse the enumerations, structures and integer `#define`s of a header."""
     text = _COMMENT.sub("", path.read_text())  # direct: the package's own header
-    constants = {name: int(value, 0) for name, value in _DEFINE.findall(text)}
+    constants = {name: int(value, 0) for name, value in _CONSTANT.findall(text)}
     blocks = [(kind, name.removeprefix(_PREFIX), body) for kind, name, body in _BLOCK.findall(text)]
     return SharedHeader(
         {name: tuple(_ENUMERATOR.findall(body.lower())) for kind, name, body in blocks if kind == "enum"},

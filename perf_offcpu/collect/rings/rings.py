@@ -217,9 +217,12 @@ class Rings:
         self.owner.close()
 
 
-def default_ring_bytes(cpus: int, copies: bool = False) -> int:
-    """Return the default size of each ring, bytes. `cpus`: number of CPUs. `copies`: samples hold copies of stacks."""
+def default_ring_bytes(cpus: int, copies: bool = False, rate: int = 0) -> int:
+    """Return the default size of each ring, bytes. `cpus`: number of CPUs. `copies`: samples hold copies of stacks.
+    `rate`: most samples a second, for which each ring has room; 0 for any number."""
     fair = 1 << (DEFAULT_TOTAL_BYTES // cpus).bit_length() - 1
+    if rate:
+        fair = min(fair, 1 << (rate * (8 << 10 if copies else 1 << 10)).bit_length())
     return min(MAX_COPIES_RING_BYTES if copies else MAX_DEFAULT_RING_BYTES, max(MIN_DEFAULT_RING_BYTES, fair))
 
 

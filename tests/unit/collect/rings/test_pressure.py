@@ -128,6 +128,9 @@ def test_rings_stay_small_in_sum_those_of_copies_are_larger_and_wake_long_before
     assert {cpus: default_ring_bytes(cpus) for cpus in usual} == usual
     sizes = {2: 16 * MB, 16: 16 * MB, 17: 8 * MB, 64: 4 * MB, 128: 2 * MB}
     assert {cpus: default_ring_bytes(cpus, copies=True) for cpus in sizes} == sizes
+    rates = {10: MB // 2, 100: MB, 1000: 8 * MB, 5000: 16 * MB}
+    assert {rate: default_ring_bytes(2, copies=True, rate=rate) for rate in rates} == rates
+    assert (default_ring_bytes(2, rate=1000), default_ring_bytes(64, copies=True, rate=1000)) == (MB, 4 * MB)
     assert (wakeup_bytes(PAGE), wakeup_bytes(64 * MB)) == (PAGE // 4, MB)
 
 
