@@ -36,6 +36,10 @@ struct tally {
 
 static int rounds;
 
+#ifndef SYS_vfork
+#define SYS_vfork SYS_clone	/* arm64: CLONE_VM | CLONE_VFORK */
+#endif
+
 /* libc's wrappers have no frame pointers and would hide their callers. */
 static inline __attribute__((always_inline)) long call(long number, long a, long b, long c, long d)
 {
