@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find in an ELF file where CPython keeps its state, and how: members of `struct offcpu_python` (bpf/off_cpu.h).
 
-The file has a section `.PyRuntime` since 3.10. Since 3.13 it begins with a table of offsets made for readers from
-outside (`_Py_DebugOffsets`, Include/internal/pycore_debug_offsets.h of CPython). For the versions before, the offsets
-are those of builds for 64-bit machines without options that change the structures: a build for debugging is not read,
-because its section has another size.
+The file has a section `.PyRuntime` since 3.10; older versions are not read. Since 3.13 it begins with a table of
+offsets made for readers from outside (`_Py_DebugOffsets`, Include/internal/pycore_debug_offsets.h of CPython). For the
+versions before, the offsets are those of builds for 64-bit machines without options that change the structures: a
+build for debugging is not read, because its section has another size.
 
     interpreters            address of the head of the list of interpreters
     direct                  all bits: `thread_frame` leads to the frame; 0: by `c_frame` after it
@@ -54,6 +54,7 @@ _TABLES: Final = {
 }  # fmt: skip
 """Minor version → member of `struct offcpu_python` → where `_Py_DebugOffsets` has its value."""
 _FREE_THREADED: Final = 16
+_FIRST_WITH_SECTION: Final = 10
 _MOST_OFFSET, _MOST_FRAME = 1 << 20, 120
 
 _COMMON: Final = {"next_interpreter": 0, "next_thread": 8, "c_frame": 0, "file": 112, "name": 128, "lines": 136}
@@ -81,7 +82,8 @@ _VERSION_OF_CODE: Final = {68: 92}
 def read_runtime(fd: int, path: bytes) -> dict[str, Any] | None:
     """Return what an open file says: `address`, the virtual address of the section, `loads`, [(offset, size, virtual
     address)] of its segments, and `offsets`, members of `struct offcpu_python`, whose `interpreters` is relative to
-    the section; {} for a version that is not known, or a build without GIL. Return None for a file without interpreter.
+    the section; {} for a version that is not known or too old, or a build without GIL. Return None for a file without
+    interpreter.
     """
     minor = PYTHON.search(path)
     try:
@@ -90,7 +92,7 @@ def read_runtime(fd: int, path: bytes) -> dict[str, Any] | None:
             return None
         section = _find_section(fd, header)
         if section is None:
-            return None
+            return None if int(minor[1]) >= _FIRST_WITH_SECTION else {"address": 0, "loads": [], "offsets": {}}
         loads = [
             (segment["p_offset"], segment["p_filesz"], segment["p_vaddr"])
             for segment in program_headers(fd, header, order)

@@ -82,6 +82,8 @@ class PythonProcesses:
                 self._tell(pid, offsets | {"interpreters": place & _ADDRESSES})  # a file may say anything
         if not runtime["offsets"] and pid not in self._offsets:
             self._lost.add(losses.PYTHON_UNKNOWN)
+            if len(self._offsets) < _MOST_PROCESSES:
+                self._offsets[pid] = {}  # counted: its library may be mapped next
 
     def see_task(self, kind: int, record: memoryview) -> None:
         """Take a FORK or EXIT record."""
@@ -89,9 +91,9 @@ class PythonProcesses:
             return
         pid, parent, tid, _ = _TASK.unpack_from(record, _HEAD)
         if kind == _EXIT and pid == tid and pid in self._offsets:
-            del self._offsets[pid]
-            self.maps.forget_python(pid)
-        elif kind == _FORK and pid != parent and parent in self._offsets:
+            if self._offsets.pop(pid):
+                self.maps.forget_python(pid)
+        elif kind == _FORK and pid != parent and self._offsets.get(parent):
             self._tell(pid, self._offsets[parent])
 
     def _tell(self, pid: int, offsets: dict[str, int]) -> None:
