@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure BPF ns for the Python functions of a sample:  sudo python benchmarks/python_frames.py [PYTHON] [--rounds N]
 
-A program that waits under 30 Python functions is recorded, each wait a sample, with and without its functions, in turn;
-the kernel counts the run time of the program at the end of waits. Mark: at most 3 us a sample."""
+A program that waits under 30 different Python functions is recorded, each wait a sample, with and without its
+functions, in turn; the kernel counts the run time of the program at the end of waits. Mark: at most 3 us a sample."""
 
 import argparse
 import statistics
@@ -26,15 +26,14 @@ from perf_offcpu.collect.system.cpus import online_cpus
 from perf_offcpu.losses import Losses
 
 DEPTH = 30
-WAITS = f"""
+WAITS = """
 import time
-def wait(depth):
-    if depth:
-        return wait(depth - 1)
+def wait_0():
     while True:
         time.sleep(0.0002)
-wait({DEPTH - 2})
 """
+DISTINCT = "".join(f"def wait_{n}(): wait_{n - 1}()\n" for n in range(1, DEPTH - 1)) + f"wait_{DEPTH - 2}()"
+RECURSIVE = f"def wait(depth): wait(depth - 1) if depth else wait_0()\nwait({DEPTH - 3})"
 SECONDS = 1.0
 
 
@@ -81,10 +80,11 @@ def main() -> None:
     """Print the medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("python", nargs="?", default="/usr/bin/python3")
+    parser.add_argument("--recursive", action="store_true", help="one function, not 30, which calls itself")
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     bpf_syscall.enable_stats()
-    program = subprocess.Popen([args.python, "-c", WAITS])
+    program = subprocess.Popen([args.python, "-c", WAITS + (RECURSIVE if args.recursive else DISTINCT)])
     time.sleep(0.5)
     costs: dict[bool, list[float]] = {True: [], False: []}
     for _ in range(args.rounds):

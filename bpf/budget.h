@@ -75,8 +75,7 @@ static __always_inline void end_budget(struct offcpu_task *storage, struct task_
 				       u32 generation)
 {
 	struct offcpu_budget_key key = {
-		.tid = tid_of(task), .generation = generation,
-		.begin_ns = storage->budget.begin_ns,
+		.tid = tid_of(task), .generation = generation, .begin_ns = storage->budget.begin_ns,
 	};
 
 	storage->budget.pid = pid_of(task);

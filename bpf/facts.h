@@ -5,18 +5,10 @@
 #include "maps.h"
 
 /* include/linux/sched.h */
-#define PF_EXITING 0x00000004
-#define PF_KTHREAD 0x00200000
-#define TASK_INTERRUPTIBLE 0x1
-#define TASK_UNINTERRUPTIBLE 0x2
-#define TASK_STOPPED 0x4
-#define TASK_TRACED 0x8
-#define TASK_DEAD 0x80
-#define TASK_WAKING 0x200
-#define TASK_NOLOAD 0x400
-#define TASK_NEW 0x800
-#define TASK_RTLOCK_WAIT 0x1000		/* since 5.15 */
-#define TASK_FROZEN 0x8000		/* since 6.1 */
+enum { PF_EXITING = 0x4, PF_KTHREAD = 0x200000 };
+enum { TASK_INTERRUPTIBLE = 1, TASK_UNINTERRUPTIBLE = 2, TASK_STOPPED = 4, TASK_TRACED = 8 };
+enum { TASK_DEAD = 0x80, TASK_WAKING = 0x200, TASK_NOLOAD = 0x400, TASK_NEW = 0x800 };
+enum { TASK_RTLOCK_WAIT = 0x1000, TASK_FROZEN = 0x8000 };	/* since 5.15 and 6.1 */
 #define TASK_IDLE (TASK_UNINTERRUPTIBLE | TASK_NOLOAD)
 
 #define SOFTIRQ_OFFSET 0x100		/* include/linux/preempt.h: serving a softirq */
@@ -48,8 +40,7 @@ static __always_inline u32 mode_of(u32 state, bool preempted)
 	return state & TASK_INTERRUPTIBLE ? OFFCPU_INTERRUPTIBLE :
 	       state & (TASK_UNINTERRUPTIBLE | TASK_RTLOCK_WAIT | TASK_FROZEN) ?
 	       OFFCPU_UNINTERRUPTIBLE :
-	       state & TASK_STOPPED ? OFFCPU_STOPPED :
-	       state & TASK_TRACED ? OFFCPU_TRACED :
+	       state & TASK_STOPPED ? OFFCPU_STOPPED : state & TASK_TRACED ? OFFCPU_TRACED :
 	       state & TASK_DEAD ? OFFCPU_DEAD : OFFCPU_OTHER;
 }
 

@@ -92,8 +92,7 @@ static __always_inline u64 own_mmap_lock(struct task_struct *task)
 		if (waiter == (u64)task) {
 			bpf_probe_read_kernel(&reads, sizeof(reads),
 					      (void *)(last + RWSEM_WAITER_TYPE));
-			return (mm + MM_MMAP_LOCK) |
-			       (reads ? OFFCPU_LOCK_READ : OFFCPU_LOCK_WRITE);
+			return (mm + MM_MMAP_LOCK) | (reads ? OFFCPU_LOCK_READ : OFFCPU_LOCK_WRITE);
 		}
 		/* struct rwsem_waiter begins with its place in the list. */
 		if (last == head ||

@@ -26,8 +26,7 @@ static __always_inline u64 awaited_folio(const struct offcpu_run *run)
 	size = *(volatile u64 *)room->stack - sp;
 	size = min(size, sizeof(room->stack));
 	barrier_var(size);
-	if (size > sizeof(room->stack) ||
-	    bpf_probe_read_kernel(room->stack, size, (void *)sp))
+	if (size > sizeof(room->stack) || bpf_probe_read_kernel(room->stack, size, (void *)sp))
 		return 0;
 	for_each_round(run->ctl, i, FIRST_WORD, STACK_WORDS) {
 		if (room->stack[i] != function)

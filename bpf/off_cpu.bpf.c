@@ -18,18 +18,17 @@
  *	OFFCPU_AT_EXIT=0	tp_btf/sched_switch, before the switch: `current` is still the task
  *				that leaves, but the kernel stack of the sleeper is as it slept.
  *
- * With OFFCPU_SAMPLING few waits are sent: they all end in sched_switch, and the program at the end
- * of __schedule() returns at once for those that are no samples.
+ * With OFFCPU_SAMPLING all waits end in sched_switch; what runs at the end of __schedule() returns
+ * at once for those that are no samples.
  *
  * The kernel stack is walked at the end of a wait, for samples only: it costs more than all the
- * rest. (Where most waits become samples, that is in sched_switch, where the stack is shorter.) The
- * user stack is walked once in a wait: at switch-out if every wait needs it, for sums by stack, or
- * if the sleeper's memory cannot be reached later; otherwise at the end, for samples only.
+ * rest. (Where most waits become samples, in sched_switch: there the stack is shorter.) The user
+ * stack is walked once in a wait: at switch-out if every wait needs it, for sums by stack, or if
+ * the sleeper's memory cannot be reached later; otherwise at the end, for samples only.
  *
- * Iterators over all tasks, at begin and end of the recording, find those that do not switch.
- *
- * Nothing is lost without a trace. If the map of sums is full, a short wait is sent as a sample; if
- * the ring is full, a long wait is summed, without stack. If both fail, its time is counted.
+ * Iterators over all tasks, at begin and end of the recording, find those that do not switch. If
+ * the map of sums is full, a short wait is sent as a sample; if the ring is full, a long wait is
+ * summed, without stack. If both fail, its time is counted.
  *
  * bcc compiles this file without kernel headers (README.md) and without CO-RE. User space passes
  * constants with -D (perf_offcpu/collect/bpf/defines.py, kernel/). Options are members of struct
@@ -65,8 +64,7 @@
  *	OFFCPU_SYSCALL_NUMBERS	size of the table of system calls
  *	TASK_*, FILE_*, SOCK_*, TCP_*, ...	offsets of members; 0: this kernel lacks it
  *
- * What differs from boot to boot is no constant of the compiler: enum offcpu_late. OFFCPU_LATE
- * begins the numbers that stand for it (loops.h).
+ * What differs from boot to boot is no constant, but a late value: enum offcpu_late (loops.h).
  */
 #include "output.h"
 #include "budget.h"
@@ -74,7 +72,6 @@
 
 /* A wake-up may come before the switch-out that it ends, by this at most. */
 #define EARLY_WAKEUP_NS 1000000
-
 /* In the flags of a task: this time off the CPU only counts in its budget. */
 #define UNWANTED 0x8000
 
@@ -292,9 +289,8 @@ static __always_inline void note_waker(void *ctx, const struct offcpu_control *c
 	if (!storage->waker_tid && !storage->waker_flags)
 		storage->waker_pid = storage->waker_tid = OFFCPU_NO_ID;
 #if OFFCPU_WAKER_STACKS
-	if (is_wanted(ctl, storage->mode) &&
-	    (OFFCPU_SAMPLING ? would_be_drawn(ctl, storage) :
-			       storage->wakeup_ns - storage->since_ns >= ctl->threshold_ns))
+	if (is_wanted(ctl, storage->mode) && (OFFCPU_SAMPLING ? would_be_drawn(ctl, storage) :
+	    storage->wakeup_ns - storage->since_ns >= ctl->threshold_ns))
 		walk_waker(ctx, ctl, current, storage->waker_flags, &storage->waker);
 #endif
 }

@@ -79,16 +79,14 @@ enum offcpu_mode {
 	OFFCPU_IDLE,			/* TASK_IDLE: kernel threads that wait for work */
 	OFFCPU_STOPPED, OFFCPU_TRACED,
 	OFFCPU_OTHER,			/* parked, and all other states */
-	OFFCPU_DEAD,
-	OFFCPU_MODES			/* number of modes */
+	OFFCPU_DEAD, OFFCPU_MODES			/* number of modes */
 };
 
 /* The event that sends a sample, by the size of its copy of the user stack. */
 enum offcpu_copy {
 	OFFCPU_COPY_FIRST,		/* control.copy_bytes */
 	OFFCPU_COPY_BARE,		/* one word: a sample before has the copy */
-	OFFCPU_COPY_QUARTER, OFFCPU_COPY_DOUBLE, OFFCPU_COPY_FOURFOLD,
-	OFFCPU_COPIES_NR
+	OFFCPU_COPY_QUARTER, OFFCPU_COPY_DOUBLE, OFFCPU_COPY_FOURFOLD, OFFCPU_COPIES_NR
 };
 
 /*
@@ -139,8 +137,7 @@ struct offcpu_control {
 
 /* What the arguments of a system call name. */
 enum offcpu_call_kind {
-	OFFCPU_CALL_NONE,
-	OFFCPU_CALL_DESCRIPTOR,		/* the first argument */
+	OFFCPU_CALL_NONE, OFFCPU_CALL_DESCRIPTOR,		/* the first argument */
 	OFFCPU_CALL_SEND_FILE,		/* the first, or in a disk wait the second */
 	OFFCPU_CALL_POLL,		/* descriptors in memory, and their number */
 	OFFCPU_CALL_FUTEX,		/* the address of a word, and an operation */
@@ -188,8 +185,7 @@ enum offcpu_lock_type {
 
 /* What it protects. */
 enum offcpu_lock_role {
-	OFFCPU_LOCK_UNKNOWN,
-	OFFCPU_LOCK_MMAP,		/* mm->mmap_lock of the waiting process */
+	OFFCPU_LOCK_UNKNOWN, OFFCPU_LOCK_MMAP,		/* mm->mmap_lock of the waiting process */
 	OFFCPU_LOCK_INODE,		/* inode->i_rwsem of the descriptor */
 	OFFCPU_LOCK_MAPPING,		/* its mapping's invalidate_lock */
 	OFFCPU_LOCK_SUPER,		/* s_umount of its file system */

@@ -53,8 +53,7 @@ static __always_inline bool begin_sum(struct offcpu_wait *wait, struct offcpu_su
 		.stack = wait->stack, .caller = wait->caller, .cgroup = wait->cgroup,
 		.object_id = wait->object_id, .pid = wait->pid,
 		.state = wait->prev_state, .syscall = wait->syscall,
-		.flags = wait->flags & SUM_FLAGS,
-		.first_switch_out_ns = wait->switch_out_ns,
+		.flags = wait->flags & SUM_FLAGS, .first_switch_out_ns = wait->switch_out_ns,
 	};
 
 	add_wait(&sum, wait);
@@ -174,8 +173,7 @@ static __always_inline void describe_wait(const struct offcpu_run *run,
 		.kind = is_sum(wait) ? OFFCPU_KIND_SUM :
 			wait->flags & OFFCPU_BEGAN_BEFORE ? OFFCPU_KIND_BEGAN_BEFORE :
 							    OFFCPU_KIND_WAIT,
-		.waker_offset = waker_nr ? sizeof(*to) : 0,
-		.waker_nr = waker_nr,
+		.waker_offset = waker_nr ? sizeof(*to) : 0, .waker_nr = waker_nr,
 		.flags = wait->flags, .lost = wait->sample_lost,
 		.state = wait->prev_state, .syscall = wait->syscall,
 		.waker_pid = woken ? storage->waker_pid : OFFCPU_NO_ID,
@@ -183,8 +181,7 @@ static __always_inline void describe_wait(const struct offcpu_run *run,
 		.wakeup_ns = woken ? wait->wakeup_ns : OFFCPU_NOT_KNOWN,
 		.switch_out_ns = wait->switch_out_ns,
 		.count = wait->count, .longest_ns = wait->length, .runq_ns = wait->runq_ns,
-		.caller = wait->copied,
-		.asked_ns = OFFCPU_NOT_KNOWN,
+		.caller = wait->copied, .asked_ns = OFFCPU_NOT_KNOWN,
 		.object_id = wait->object_id, .holder_tid = OFFCPU_NO_ID,
 	};
 	if (!OFFCPU_OBJECTS || is_sum(wait))

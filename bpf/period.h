@@ -12,8 +12,7 @@
 
 #include "off_cpu.h"
 
-#define RATIO_ONE 1024			/* of a new period to the one before */
-#define RATIO_LIMIT 64
+enum { RATIO_LIMIT = 64, RATIO_ONE = 1024 };	/* of a new period to the one before */
 #define LONGEST_PERIOD_NS (1ULL << 40)	/* no product of adapt_period() overflows */
 
 #define min(a, b) ((a) < (b) ? (a) : (b))

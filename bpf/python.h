@@ -15,22 +15,31 @@ BPF_TABLE("prog", u32, u32, python_program, 1);
 BPF_QUEUE(new_codes, struct offcpu_code, OFFCPU_PYTHON ? OFFCPU_NEW_CODES : 1);
 
 #if OFFCPU_PYTHON
+#define PYTHON_ROUNDS (OFFCPU_PYTHON_FRAMES + (OFFCPU_MAY_GOTO ? OFFCPU_PYTHON_FRAMES : 64))
 #define PYTHON_THREADS (OFFCPU_MAY_GOTO ? 1024 : 128)	/* states of threads that are looked at */
 enum { KNOWN_CODES = 1024, ENTRY_SHIFT = 19, CODE_ID_SHIFT, OBJECT_WORDS = 32, CODE_BYTES = 88 };
-enum { OBJECT_LENGTH = 2, TEXT_HASH, TEXT_FLAGS, BYTES_DATA = 32 };
+enum { OBJECT_LENGTH = 2, TEXT_HASH, TEXT_FLAGS, BYTES_DATA = 32, TEXT_HEAD = 64 };
+enum { VIEW_WORDS = 256, VIEW_ROOM = 1023, TEXT_BYTES = 256 };
 
 struct offcpu_walk {	/* in memory: the verifier knows nothing of it, nor follows branches */
 	struct offcpu_python at;
 	volatile u64 thread, interpreter, frame, id, file, file_hash;	/* of the last frame */
+	volatile u64 room, from, last;	/* address of `view`, and of the last code object */
 	volatile u32 nr, unreadable;
 	u64 known[KNOWN_CODES];		/* ids described, and in which epoch */
-	u64 words[OBJECT_WORDS], code[OBJECT_WORDS], text[8], frames[OFFCPU_PYTHON_FRAMES];
+	u64 view[VIEW_WORDS], code[OBJECT_WORDS], text[TEXT_BYTES / sizeof(u64) + 1];
+	u64 frames[OFFCPU_PYTHON_FRAMES];
 	struct offcpu_code to;
 };
 BPF_TABLE("lru_hash", u64, u64, codes_seen, OFFCPU_PYTHON_CODES);
 BPF_TABLE("percpu_array", u32, struct offcpu_walk, walks, 1);
 
 #define word_at(words, offset) ((words)[(offset) / sizeof(u64) & (OBJECT_WORDS - 1)])
+#define view_at(walk, offset)                                                                      \
+	((walk)->view[((walk)->frame - (walk)->from + (offset)) / sizeof(u64) & (VIEW_WORDS - 1)])
+#define text_begin(walk)                                                                           \
+	((walk)->at.compact - ((walk)->text[TEXT_FLAGS] >> 6 & 1) * (walk)->at.ascii_less)
+#define text_bytes(walk) ((walk)->text[OBJECT_LENGTH] * ((walk)->text[TEXT_FLAGS] >> 2 & 7))
 #define frame_at(walk, i) ((walk)->frames[(i) & (OFFCPU_PYTHON_FRAMES - 1)])
 
 static __always_inline u64 user_word(u64 address)
@@ -88,26 +97,44 @@ static __always_inline void find_frame(const struct offcpu_run *run, struct offc
 	}
 }
 
-/* Read the head of a string, zeros if it cannot be read. Return the number of its bytes. */
+/* Have the frame in `view`, with the callers below it in its page: a read costs the same. */
+static __always_inline void view_frame(struct offcpu_walk *walk)
+{
+	u64 size = walk->at.frame_size & 127;
+
+	if (walk->frame - walk->from <= walk->room)
+		return;
+	walk->room = at_most(walk->frame & 4095, VIEW_ROOM) & ~7ULL;
+	walk->from = walk->frame - walk->room;
+	size = (size + walk->room) & (sizeof(walk->view) - 1);
+	barrier_var(size);
+	walk->unreadable = bpf_probe_read_user(walk->view, size, (void *)walk->from);
+}
+
+/* Read an object's begin, less where its mapping ends. Return the number of a string's bytes. */
 static __always_inline u64 read_text(struct offcpu_walk *walk, u64 object)
 {
-	bpf_probe_read_user(walk->text, sizeof(walk->text), (void *)object);
-	return walk->text[OBJECT_LENGTH] * (walk->text[TEXT_FLAGS] >> 2 & 7);
+	if (bpf_probe_read_user(walk->text, TEXT_BYTES, (void *)object)) {
+		bpf_probe_read_user(walk->text, TEXT_HEAD, (void *)object);
+		bpf_probe_read_user(walk->text, at_most(text_begin(walk) + text_bytes(walk),
+							TEXT_BYTES - 1), (void *)object);
+	}
+	return text_bytes(walk);
 }
 
-static __always_inline void *text_of(const struct offcpu_walk *walk, u64 object)
-{
-	return (void *)(object + walk->at.compact -
-			(walk->text[TEXT_FLAGS] >> 6 & 1) * walk->at.ascii_less);
-}
-
-/* Hash the length, the hash and the last bytes of a string. */
+/* Hash a string: length, hash, first 48 bytes, last 16 of the first 127, last 8 of more. */
 static __always_inline u64 hash_text(struct offcpu_walk *walk, u64 object)
 {
-	u64 tail[2], bytes = read_text(walk, object);
+	u64 bytes = read_text(walk, object), begin = text_begin(walk), last = at_most(bytes, 127);
+	u64 i, less, hash = mix(bytes, walk->text[TEXT_HASH]);
 
-	bpf_probe_read_user(tail, sizeof(tail), text_of(walk, object) + bytes - sizeof(tail));
-	return mix(mix(mix(bytes, walk->text[TEXT_HASH]), tail[0]), tail[1]);
+#pragma unroll
+	for (i = 0; i < 64; i += sizeof(u64)) {	/* words overlap at the end */
+		less = last - sizeof(u64) - i;
+		less = i < 48 ? i + (less & sign_of(less)) : last - 64 + i;
+		hash = mix(hash, *(u64 *)((u8 *)walk->text + (begin + less & TEXT_BYTES - 1)));
+	}
+	return bytes > 127 ? mix(hash, user_word(object + begin + bytes - sizeof(u64))) : hash;
 }
 
 /* Find the id of the code object that was read. */
@@ -134,7 +161,7 @@ static __always_inline u32 copy_text(struct offcpu_walk *walk, u64 object, void 
 {
 	u64 bytes = at_most(read_text(walk, object), mask);
 
-	return bytes & ~sign_of(bpf_probe_read_user(to, bytes, text_of(walk, object)));
+	return bytes & ~sign_of(bpf_probe_read_user(to, bytes, (void *)object + text_begin(walk)));
 }
 
 /* Describe the code object that was read to user space, unless that was done for this file. */
@@ -170,37 +197,38 @@ static __always_inline void announce_code(const struct offcpu_run *run, struct o
 /* Read the Python frames of `current`. */
 static __always_inline void walk_python(const struct offcpu_run *run, struct offcpu_walk *walk)
 {
-	u64 i, size, code, mark, index;
+	u64 i, code, mark, index;
 
-	walk->nr = walk->unreadable = walk->file = 0;
+	walk->nr = walk->unreadable = walk->file = walk->room = walk->from = walk->last = 0;
 	find_frame(run, walk);
-	for_each_round(run->ctl, i, 0, 2 * OFFCPU_PYTHON_FRAMES) {
+	for_each_round(run->ctl, i, 0, PYTHON_ROUNDS) {
 		if (!walk->frame || walk->nr >= OFFCPU_PYTHON_FRAMES)
 			break;
-		size = walk->at.frame_size & 127;
-		barrier_var(size);
-		walk->unreadable = bpf_probe_read_user(walk->words, size, (void *)walk->frame);
+		view_frame(walk);
 		if (walk->unreadable)
 			break;
-		walk->frame = word_at(walk->words, walk->at.previous);
-		mark = word_at(walk->words, walk->at.entry) >> walk->at.entry_shift & 0xff;
+		code = view_at(walk, walk->at.code) & ~walk->at.tag;
+		index = view_at(walk, walk->at.instruction) & walk->at.index_mask;
+		mark = view_at(walk, walk->at.entry) >> walk->at.entry_shift & 0xff;
+		walk->frame = view_at(walk, walk->at.previous);
 		if (mark >= walk->at.least_shim) {
 			frame_at(walk, walk->nr - 1) |= 1 << ENTRY_SHIFT;
 			continue;
 		}
-		code = word_at(walk->words, walk->at.code) & ~walk->at.tag;
-		walk->unreadable = bpf_probe_read_user(walk->code, CODE_BYTES,
-						       (void *)(code + walk->at.code_begin));
-		if (walk->unreadable)
-			break;
-		index = word_at(walk->words, walk->at.instruction) & walk->at.index_mask;
+		if (code != walk->last) {
+			walk->unreadable = bpf_probe_read_user(walk->code, CODE_BYTES,
+							       (void *)code + walk->at.code_begin);
+			if (walk->unreadable)
+				break;
+			hash_code(run, walk);
+			announce_code(run, walk);
+			walk->last = code;
+		}
 		index -= (code + walk->at.instructions) & walk->at.relative;
 		index = at_most(index >> walk->at.unit_shift, (1 << ENTRY_SHIFT) - 1);
 		index |= (walk->at.entry_each | (mark & walk->at.entry_marked)) << ENTRY_SHIFT;
-		hash_code(run, walk);
 		frame_at(walk, walk->nr) = walk->id << CODE_ID_SHIFT | index;
 		walk->nr += 1;
-		announce_code(run, walk);
 	}
 	if (walk->unreadable)
 		count(OFFCPU_PYTHON_UNREADABLE, run->wait->ns);

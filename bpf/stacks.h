@@ -116,8 +116,7 @@ static __always_inline void keep_user_stack(const struct offcpu_run *run)
 #if KEEPS_HASH
 	struct offcpu_task *storage = run->storage;
 
-	if (run->user->check && storage->kept_hash &&
-	    storage->kept_generation == key.generation) {
+	if (run->user->check && storage->kept_hash && storage->kept_generation == key.generation) {
 		wait->stack = storage->kept_hash;
 		return;
 	}

@@ -13,8 +13,7 @@
 
 #define IPPROTO_TCP 6			/* include/uapi/linux/in.h */
 /* include/linux/tcp.h: enum tcp_chrono */
-#define TCP_CHRONO_TYPES 3
-#define TCP_CHRONO_RWND_LIMITED 2
+enum { TCP_CHRONO_RWND_LIMITED = 2, TCP_CHRONO_TYPES };
 
 static __always_inline u32 tcp_member(struct offcpu_object *of, u32 member, u32 size)
 {

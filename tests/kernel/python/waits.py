@@ -85,9 +85,10 @@ def compare(left: int, right: int) -> int:
 
 
 def made_again(number: int) -> None:
-    """Run code whose objects and texts are freed, so that those of the next call have the same addresses."""
-    source = f"def made_{number}():\n    nap()\nmade_{number}()"
-    exec(compile(source, f"<made {number}>", "exec"), {"nap": nap})
+    """Run code whose objects and texts are freed, so that those of the next call have the same addresses; their names
+    have one length and one end."""
+    name = f"made_{number}_under_a_long_name"
+    exec(compile(f"def {name}():\n    nap()\n{name}()", "<made>", "exec"), {"nap": nap})
 
 
 def work() -> None:
