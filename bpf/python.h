@@ -230,7 +230,7 @@ static __always_inline void walk_python(const struct offcpu_run *run, struct off
 		frame_at(walk, walk->nr) = walk->id << CODE_ID_SHIFT | index;
 		walk->nr += 1;
 	}
-	if (walk->unreadable)
+	if (walk->unreadable || (walk->frame && walk->nr < OFFCPU_PYTHON_FRAMES))
 		count(OFFCPU_PYTHON_UNREADABLE, run->wait->ns);
 }
 
