@@ -170,4 +170,4 @@ def test_postgres_behind_lost_packets(tmp_path: Path, link: Link, database: Path
     network, rows = network_of(profile, classify(profile)), np.flatnonzero(profile.samples.tcp_state)
     weight = np.bincount(network.cause[rows], profile.samples.period[rows], len(NetworkCause))
     right = np.minimum(weight, truth).sum() + SLOW * weight[NetworkCause.EITHER]
-    assert np.count_nonzero(truth) == 2 and right > 0.97 * truth.sum(), (weight, truth)
+    assert np.count_nonzero(truth) == 2 and right > 0.9 * truth.sum(), (weight, truth)
