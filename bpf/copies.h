@@ -254,7 +254,7 @@ static __always_inline u64 hash_bytes(const struct offcpu_control *ctl,
 
 /*
  * Take a new copy from the budget of the second. Above it a sample has a short copy, which no other
- * refers to. Above its double, and for sums, there is none: another second, or file, may have room.
+ * refers to. Above its double, and for sums, no copy is made: another second or file may have room.
  */
 static __always_inline void spend_copy(const struct offcpu_run *run, u64 bytes)
 {
