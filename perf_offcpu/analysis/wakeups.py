@@ -90,7 +90,7 @@ def mark_lengths(timeline: Timeline, queued_ns: I64, track: I64, at_ns: I64) -> 
     # A key orders by track and time. The edges of a track, wait by wait, are in order already if nothing is damaged.
     edges += np.repeat(timeline.track[rows] * span, 3)
     if (edges[1:] < edges[:-1]).any():
-        edges.sort()
+        edges.sort(kind="stable")  # nearly in order
     begin = track * span + at_ns
     order = np.argsort(begin, kind="stable")
     begin = begin[order]

@@ -98,7 +98,7 @@ def play(timed: list[tuple[int, Any]], tracks: dict[int, str], tables: Tables, f
     for at, event in timed:
         assert event.track_uuid in tracks
         if event.type == COUNTER:
-            found.counters[tracks[event.track_uuid]].append((at, event.counter_value))
+            found.counters[tracks[event.track_uuid]].append((at, event.counter_value or event.double_counter_value))
             continue
         if event.type == END:
             open_[event.track_uuid].pop().end = at

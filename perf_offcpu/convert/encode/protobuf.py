@@ -156,29 +156,22 @@ _SEVEN = [(np.uint64(low), np.uint64(high), np.uint64(shift)) for low, high, shi
     (0x007F007F007F007F, 0x3F803F803F803F80, 1),
 )]  # fmt: skip
 """Steps that spread 56 bits over 8 bytes, 7 in each: halves of the bits move apart, then halves of these."""
-_MORE = np.array([0x8080808080808080 & ((1 << 8 * max(length - 1, 0)) - 1) for length in range(_WORD + 1)], np.uint64)
+_EIGHT_MORE = 0x8080808080808080
+_MORE = np.array([_EIGHT_MORE & ((1 << 8 * max(length - 1, 0)) - 1) for length in range(_WORD + 1)], np.uint64)
 """Bit 7 of each byte of a varint but the last, by its length."""
 _IN_WORD = 7 * _WORD  # bits
 
 
 def varints(values: NDArray[np.integer]) -> Rows:
-    """Encode n numbers that are not negative as varints, one a row."""
+    """Encode n numbers that are not negative as varints, one a row, all as long as the longest one: readers accept it
+    (Perfetto's own writer pads lengths so), and columns of one width are written faster."""
     whole: U64 = values.astype(np.uint64)
-    least, width = _width(int(whole.min())) if len(whole) else 1, _width(int(whole.max(initial=0)))
-    length: I64 | int = width
-    if least < width:
-        length = np.full(len(whole), least)
-        for number in range(least, width):
-            length += whole >= np.uint64(1 << 7 * number)
+    width = _width(int(whole.max(initial=0)))
     if width <= _WORD:
-        return Rows(len(whole), (_Part(_spread(whole, width) | _MORE[length], length),))
-    # The first 8 bytes, and 1 or 2 more of some numbers.
-    first, more = np.minimum(length, _WORD), np.maximum(np.subtract(length, _WORD), 0)
-    low = _spread(whole & np.uint64((1 << _IN_WORD) - 1), _WORD) | _MORE[first]
-    low |= np.where(more > 0, np.uint64(1 << 63), np.uint64(0))
-    high = _spread(whole >> np.uint64(_IN_WORD), 2) | _MORE[more]
-    lengths = (np.broadcast_to(part, len(whole)).astype(np.int64) for part in (first, more))
-    return Rows(len(whole), tuple(map(_Part, (low, high), lengths)))
+        return Rows(len(whole), (_Part(_spread(whole, width) | _MORE[width], width),))
+    low = _spread(whole & np.uint64((1 << _IN_WORD) - 1), _WORD) | np.uint64(_EIGHT_MORE)
+    high = _spread(whole >> np.uint64(_IN_WORD), 2) | _MORE[width - _WORD]
+    return Rows(len(whole), (_Part(low, _WORD), _Part(high, width - _WORD)))
 
 
 def _spread(values: U64, width: int) -> U64:

@@ -52,7 +52,7 @@ def clock_packet(profile: Profile) -> bytes:
 
 
 def track_packets(profile: Profile, tracks: list[Track], with_sums: set[int]) -> Iterator[bytes]:
-    """Yield packets of the processes, threads, tracks of sums (for the rows `with_sums` of `tracks`), two counters."""
+    """Yield packets of the processes, threads, and tracks of sums (for the rows `with_sums` of `tracks`)."""
     for row, (pid, name) in enumerate(process_names(profile, tracks).items()):
         process = field(1, pid) + field(6, name)
         yield packet(field(60, field(1, thread_uuid(len(tracks)) + row) + field(3, process)))
@@ -62,8 +62,6 @@ def track_packets(profile: Profile, tracks: list[Track], with_sums: set[int]) ->
         if row in with_sums:
             ids = field(1, thread_uuid(row) + 1) + field(5, thread_uuid(row))
             yield packet(field(60, ids + field(2, "sums of short waits: no time")))
-    for uuid, name in ((BLOCKED_UUID, "threads blocked"), (RUNNABLE_UUID, "threads runnable")):
-        yield packet(field(60, field(1, uuid) + field(2, name) + field(8, field(3, 2))))
 
 
 def path_packet(title: str) -> bytes:
@@ -78,9 +76,9 @@ def events(time_ns: I64, kind: int, uuid: NDArray[np.integer], *more: Rows) -> b
     return _packets(time_ns, messages(_TRACK_EVENT, event))
 
 
-def task_states(time_ns: I64, state: NDArray[np.integer], tid: I64, cpu: I64, comm: Rows) -> bytes:
+def task_states(time_ns: I64, state: NDArray[np.integer], tid: I64, cpu: I64) -> bytes:
     """Return packets of n GenericKernelTaskStateEvents: the thread is in that state from then on."""
-    body = joined(numbers(1, cpu), comm, numbers(3, tid), numbers(4, state))
+    body = joined(numbers(1, cpu), numbers(3, tid), numbers(4, state))
     return _packets(time_ns, messages(_TASK_STATE, body))
 
 

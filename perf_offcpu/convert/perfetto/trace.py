@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write Perfetto's own format, for ui.perfetto.dev and trace_processor: the format for large recordings.
 
-Each thread has a track. A wait is a slice with its callstack and its weight in ns, so that Perfetto sums
-callstacks over any part of the trace; the part from wake-up to switch-in lies in it as "run queue". An arrow
-leads from a mark on the waker's track to that part. The same times are thread states, from events of
-Perfetto's generic kernel: asleep, runnable, running on a CPU. Two counters show the number of blocked and of
-runnable threads. CPU samples are instants with callstacks. Sums of short waits and samples without a time lie
-one after the other on a track of their own next to their thread's. A critical path (`options.path`) is a
-track of slices without weights. Times are in the recording's clock.
+Each thread has a track. A wait is a slice with its callstack and its weight in ns, so that Perfetto sums callstacks
+over any part of the trace; the part from wake-up to switch-in lies in it as "run queue". An arrow leads from a mark
+on the waker's track to that part. The same times are thread states, from events of Perfetto's generic kernel: asleep,
+runnable, running on a CPU. Two counters show the number of blocked and of runnable threads, in a large recording as
+means of short steps. CPU samples are instants with callstacks. Sums of short waits and samples without a time lie one
+after the other on a track of their own next to their thread's. A critical path (`options.path`) is a track of slices
+without weights. Times are in the recording's clock.
 
 `callstack_weight` of all events of category "offcpu" adds up to the profile. Source of the format:
 protos/perfetto/trace of https://github.com/google/perfetto.
@@ -29,6 +29,7 @@ from perf_offcpu.convert.encode import protobuf
 from perf_offcpu.convert.encode.protobuf import Rows, constant, field, fixed64, from_bytes, joined, numbers
 from perf_offcpu.convert.encode.text_columns import blocks, path_texts, running_sums
 from perf_offcpu.convert.perfetto import packets
+from perf_offcpu.convert.perfetto.counters import counter_packets
 from perf_offcpu.convert.perfetto.packets import SLICE_BEGIN, SLICE_END, events
 from perf_offcpu.convert.registry import Options
 from perf_offcpu.convert.wait_details import details_of
@@ -186,48 +187,23 @@ class _Writer:
 
 def state_packets(profile: Profile, timeline: Timeline, wakeups: Wakeups) -> Iterator[bytes]:
     """Yield packets with each thread's state from switch-out, from wake-up and from switch-in on. The CPU a thread left
-    is not in a sample: it is taken to be the CPU on which the thread went on after its previous wait."""
+    is not in a sample: it is taken to be the CPU on which the thread went on after its previous wait. The track of a
+    thread has its comm."""
     samples = profile.samples
     asleep = np.array([_TASK_STATES.get(state.letter, 0) for state in STATES])[state_codes(samples)]
     waits = np.flatnonzero(timeline.waits & (asleep > 0) & (samples.tid > 0))
     cpu = np.maximum(samples.cpu.astype(np.int64), 0)
     left = _previous(timeline.track[waits], cpu[waits])
-    comms = from_bytes([field(2, track.comm) for track in timeline.tracks] or [b""])
     went_on = ~samples.has(SampleFlag.STILL_BLOCKED)[waits] & (samples.cpu[waits] >= 0)
     queued = (wakeups.queued_ns[waits] < timeline.end_ns[waits]) & (asleep[waits] != _RUNNABLE)
-    number = len(waits)
+    number, tid = len(waits), samples.tid[waits].astype(np.int64)
     for time_ns, state, on_cpu, chosen in (
         (timeline.begin_ns[waits], asleep[waits], left, np.arange(number)),
         (wakeups.queued_ns[waits], np.full(number, _RUNNABLE), left, np.flatnonzero(queued)),
         (timeline.end_ns[waits], np.full(number, _RUNNING), cpu[waits], np.flatnonzero(went_on)),
     ):
         for rows in blocks(chosen, BLOCK):
-            comm, tid = comms.take(timeline.track[waits[rows]]), samples.tid[waits[rows]].astype(np.int64)
-            yield packets.task_states(time_ns[rows] + timeline.origin_ns, state[rows], tid, on_cpu[rows], comm)
-
-
-def counter_packets(timeline: Timeline, wakeups: Wakeups) -> Iterator[bytes]:
-    """Yield packets of two counters, threads blocked and threads waiting for a CPU, at each change."""
-    waits = timeline.waits
-    begin, queued, end = timeline.begin_ns[waits], wakeups.queued_ns[waits], timeline.end_ns[waits]
-    for uuid, since, until in ((packets.BLOCKED_UUID, begin, queued), (packets.RUNNABLE_UUID, queued, end)):
-        lasts = since < until
-        time_ns, value = _counts(since[lasts], until[lasts])
-        for rows in blocks(np.arange(len(time_ns)), BLOCK):
-            track = np.full(len(rows), uuid)
-            yield events(time_ns[rows] + timeline.origin_ns, packets.COUNTER, track, numbers(30, value[rows]))
-
-
-def _counts(since: I64, until: I64) -> tuple[I64, I64]:
-    """Return int64[m] twice: the times at which intervals begin or end, ascending; the number open from then on."""
-    times = np.concatenate([since, until])
-    times <<= 1
-    times[len(since) :] |= 1  # the lowest bit says which
-    times.sort()
-    number = np.cumsum(1 - 2 * (times & 1).astype(np.int8), dtype=np.int64)
-    times >>= 1
-    last = np.append(times[1:] != times[:-1], True)[: len(times)]
-    return times[last], number[last]
+            yield packets.task_states(time_ns[rows] + timeline.origin_ns, state[rows], tid[rows], on_cpu[rows])
 
 
 def _previous(track: I64, values: I64) -> I64:

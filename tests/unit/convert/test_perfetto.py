@@ -4,11 +4,15 @@
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 from builders.large import large_profile
 from builders.perfetto import Read, read
 from builders.profile import Code, ProfileBuilder, kernel
+from hypothesis import given
+from hypothesis import strategies as st
 
+from perf_offcpu.convert.perfetto import counters
 from perf_offcpu.model.recording import SampleFlag
 
 
@@ -69,3 +73,30 @@ def test_large_totals_are_exact_and_slices_nest() -> None:
     queued = sum(one.end - one.begin for one in found.slices if one.category == "runqueue")
     assert queued == sum(profile.samples.runq_ns.tolist()) and found.counters["threads blocked"][-1][1] == 0
     assert read(ProfileBuilder().build()).slices == []
+
+
+@given(st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 900)), min_size=1, max_size=40), st.integers(1, 700))
+def test_mean_counts_keep_all_time(intervals: list[tuple[int, int]], step: int) -> None:
+    since = np.array([begin for begin, _ in intervals], np.int64)
+    until = since + np.array([length for _, length in intervals])
+    times, means = counters.mean_counts(since, until, step)
+    assert (
+        means.sum() * step == pytest.approx((until - since).sum()) and means[-1] == 0 and (np.diff(times) == step).all()
+    )
+    changes, exact = counters.counts(since, until)
+    each = exact[np.searchsorted(changes, np.arange(since.min(), until.max()), "right") - 1]
+    assert means[:-1] == pytest.approx(
+        [each[at : at + step].sum() / step for at in range(0, len(each), step)]
+        + [0] * (len(means) - 1 - -(-len(each) // step))
+    )
+
+
+def test_counters_of_a_large_recording_are_means(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counters, "MOST_CHANGES", 1000)
+    profile = large_profile(20_000, 1_000)
+    found = read(profile)
+    name, values = next((name, values) for name, values in found.counters.items() if name.startswith("threads blocked"))
+    step_ns = values[1][0] - values[0][0]
+    assert name == f"threads blocked, mean of each {step_ns / 1000:.1f} us" and len(values) <= 2**16 + 2
+    blocked = sum(profile.samples.period.tolist()) - sum(profile.samples.runq_ns.tolist())
+    assert sum(value for _, value in values) * step_ns == pytest.approx(blocked)
