@@ -35,7 +35,7 @@ _TARGETS = """
 -G, --cgroup PATHS: control groups, v2 or v1, and those below them
 """
 _OUTPUT = f"""
--d, --delay TIME: length of an interval, a bare number is s (default: 2)
+-d, --delay TIME: length of an interval, a bare number is s (default: 3)
 -n, --count N: end after N intervals (default: at Ctrl-C, or with the command)
 --once: same as -n 1 --plain
 -s, --sort KEY: rows of the table: {", ".join(KEYS)} (default: comm)
@@ -65,7 +65,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_options(
         parser.add_argument_group("output"),
         _OUTPUT,
-        delay={"default": "2"},
+        delay={"default": "3"},
         count={"type": int},
         sort={"choices": KEYS, "default": "comm"},
         idle={"choices": ("hide", "show", "only"), "default": "hide"},
