@@ -28,6 +28,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -104,6 +105,10 @@ class Bins:
 def powers(length: I64) -> I64:
     """Return the power of 2 below each length."""
     return np.floor(np.log2(np.maximum(length, 1))).astype(np.int64)
+
+
+_INTERPRETED = re.compile(r"_?PyEval_EvalFrame.*|.* \(\S+\)")
+"""The interpreter's function, or a function of Python with its file in its place."""
 
 
 @dataclass
@@ -202,7 +207,8 @@ def compare_short(exact: Profile, drawn: Profile) -> Run:
 
 
 def names_of(profile: Profile, *, kernel: bool = True) -> list[Stack]:
-    """Return comm and functions of each sample, which both recorders take alike."""
+    """Return comm and functions of each sample, which both recorders take alike. Without `kernel` functions of Python
+    are left out, too: sums have none."""
     frames, stacks, strings = profile.frames, profile.stacks, profile.strings
     known: dict[int, Stack] = {-1: ()}
     is_kernel = frames.is_kernel()
@@ -211,7 +217,8 @@ def names_of(profile: Profile, *, kernel: bool = True) -> list[Stack]:
         if row not in known:
             frame, parent = int(stacks.frame[row]), functions(int(stacks.parent[row]))
             name = strings[int(frames.symbol[frame])] or "?"
-            known[row] = parent if is_kernel[frame] and not kernel else (*parent, name)
+            left_out = is_kernel[frame] or _INTERPRETED.fullmatch(name)
+            known[row] = parent if left_out and not kernel else (*parent, name)
         return known[row]
 
     samples = profile.samples
