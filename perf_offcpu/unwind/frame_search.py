@@ -39,15 +39,16 @@ code address may begin)."""
 
 
 class FrameSearch:
-    """Search frame records in copies of stacks. `calls`, `entries`: read calls, and begins of functions, in files."""
+    """Search frame records in copies of stacks. `calls`: reads calls in files."""
 
-    def __init__(self, recording: Recording, calls: CallReader, entries: EntryReader) -> None:
-        self._recording, self._calls, self._entries = recording, calls, entries
+    def __init__(self, recording: Recording, calls: CallReader) -> None:
+        self._recording, self._calls = recording, calls
         self._known: dict[tuple[int, int], tuple[int, int]] = {}  # (space, address) → dso of a call or -1, its target
 
-    def frame_pointer(self, space: int, words: U64, base: int, sp: int, pc: int) -> int:
+    def frame_pointer(self, space: int, words: U64, base: int, sp: int, pc: int, entries_of: EntryReader) -> int:
         """Return the frame pointer of the function with the address `pc`, whose part of the stack begins at `sp`; 0 if
-        none is found. `words`: the copy of the stack, from the address `base` on. `space`: the address space."""
+        none is found. `words`: the copy of the stack, from the address `base` on. `space`: the address space.
+        `entries_of`: reads begins of functions in files."""
         first = max(0, (sp - base) // _WORD)
         top = base + _WORD * len(words)
         saved, back = words[first:-1].astype(np.uint64), words[first + 1 :]
@@ -64,7 +65,7 @@ class FrameSearch:
         highest = np.full(len(places), -1)
         highest[row[links]] = np.flatnonzero(links)  # the last one of each is kept
         is_main = ~links | (highest[row] == np.arange(len(places)))
-        dso, entries = self._entries(space, pc)
+        dso, entries = entries_of(space, pc)
         leads_here = (dsos == dso) & np.isin(targets, list(entries))
         for fitting in (is_main & leads_here, is_main & (targets == NO_ADDRESS)):
             if fitting.any():

@@ -186,7 +186,7 @@ class CfiLookup:
         trampolines: Trampolines | None = None,
         calls: CallReader | None = None,
     ) -> None:
-        self.frames = FrameSearch(recording, calls, self.entries) if calls else None
+        self.frames = FrameSearch(recording, calls) if calls else None  # without `self`: no cycle keeps the recording
         self.recording, self.rules, self.table_of, self.trampolines = recording, rules, table_of, trampolines
         self.code_mask = _code_mask(recording, rules.registers)
         self._files: dict[int, FileTable | None] = {}

@@ -169,7 +169,8 @@ class Walk(WalkState):
             begin = int(self.begins[lane])
             words = self.words[begin : begin + int(self.lengths[lane])]
             pc = int(self.pc[lane]) - (not self.exact[lane])
-            fp = frames.frame_pointer(int(self.spaces[lane]), words, int(self.bottom[lane]), int(self.sp[lane]), pc)
+            bottom, sp = int(self.bottom[lane]), int(self.sp[lane])
+            fp = frames.frame_pointer(int(self.spaces[lane]), words, bottom, sp, pc, self.lookup.entries)
             if fp:
                 self.fp[lane] = fp
                 self.known[lane] |= np.uint64(1 << self.registers.fp)

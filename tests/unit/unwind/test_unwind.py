@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stacks made by hand are unwound: every kind of rule, every kind of end, and rules made to harm."""
 
+import gc
+import weakref
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -117,6 +119,20 @@ def test_a_frame_pointer_that_is_not_known_is_found_by_the_records_of_frames(
     result, chains = unwound(monkeypatch, recording)
     assert chains == [[USER, CODE + PLAIN, *(CODE + caller for caller in callers)]]
     assert result.samples.flags.tolist() == [flags]
+
+
+def test_a_recording_ends_with_its_last_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No cycle of the unwinder keeps it until the collector comes: `top` and the agent unwind one after the other."""
+    recording = recording_of([[7, 7, CODE + ROOT + 5]], [CODE + PLAIN])
+    seen = weakref.ref(recording.snapshots.registers.values)
+    gc.collect()
+    gc.disable()
+    try:
+        unwound(monkeypatch, recording)
+        del recording
+        assert seen() is None
+    finally:
+        gc.enable()
 
 
 def test_many_stacks_of_different_depth_do_not_mix(monkeypatch: pytest.MonkeyPatch) -> None:
