@@ -65,6 +65,7 @@ needs() {
     has_command g++ || echo "g++|to build the C++ programs of the tests"
     has_command ss || echo "iproute2|for the tests between two network namespaces"
     has_command nft || [ -x /usr/sbin/nft ] || echo "nftables|to lose packets there"
+    has_command mkfs.ext4 || [ -x /usr/sbin/mkfs.ext4 ] || echo "e2fsprogs|to make a file system that is frozen"
     has_command gdb || echo "gdb|to compare its backtraces with ours"
     has_command stress-ng || echo "stress-ng|for threads that switch, fork and want locks without end"
     ls /usr/lib/postgresql/*/bin/pgbench >/dev/null 2>&1 || echo "postgresql|for the waits of a database server"

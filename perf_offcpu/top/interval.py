@@ -96,7 +96,7 @@ class Interval:
 
     def by_class(self) -> dict[str, int]:
         """Return label of the class → ns blocked, largest first; without classes that have none."""
-        sums = sum_by(np.where(self.chosen, self.waits.wait_class, -1).astype(np.int64), self.blocked_ns(), 256)
+        sums = sum_by(np.where(self.chosen, self.waits.wait_class.astype(np.int64), -1), self.blocked_ns(), 256)
         named = {wait_class.label: int(sums[wait_class]) for wait_class in WaitClass}
         return dict(sorted(((label, ns) for label, ns in named.items() if ns), key=lambda item: -item[1]))
 
