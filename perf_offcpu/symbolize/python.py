@@ -4,7 +4,7 @@
 A call of CPython's C function that interprets runs several Python functions: the frames of these are inserted above
 the call's, towards the leaf, named as in a perf map. Calls and functions are paired from the leaf on, so that a stack
 that is cut before its root has the right functions at the calls that it has; functions of calls that it lacks stand
-next to its root.
+next to its root. With perf trampolines (`python -X perf`) the caller of the call has that name already.
 """
 
 import re
@@ -52,6 +52,7 @@ def with_places(
     functions = Frames.filled(len(shown), line=shown.line, cpumode=np.full(len(shown), CpuMode.USER))
     functions.symbol, functions.file = python_symbols(shown, strings), shown.file
     function = (function.reshape(-1) + len(frames)).astype(np.uint64)
+    symbol, nothing = np.concatenate([frames.symbol, functions.symbol, [0]]), np.uint64(len(frames) + len(functions))
     interprets, own = interpreting(frames, strings), pair_of[: len(samples)]
     calls = np.flatnonzero(interprets[chains.values.astype(np.int64)])
     has_calls = np.bincount(chains.row_of_value()[calls], minlength=len(chains) + 1) > 0  # the last one: no chain
@@ -59,14 +60,15 @@ def with_places(
     lost.add(losses.PYTHON_MISSED, int((has_calls[own] & is_wait & (samples.python < 0)).sum()))
     rows = np.flatnonzero((samples.python >= 0) & (own >= 0))
     pairs, inverse = np.unique(np.stack([own[rows], samples.python[rows]]), axis=1, return_inverse=True)
-    caller, added = places.caller.tolist(), list[U64]()
+    caller_of, added = places.caller.tolist(), list[U64]()
     for chain_row, leaf in pairs.T.tolist():
         stack = [leaf]
-        while (place := caller[stack[-1]]) >= 0:
+        while (place := caller_of[stack[-1]]) >= 0:
             stack.append(place)
         chain = chains.row(chain_row)
         index = _insertions(places.is_first[stack], np.flatnonzero(interprets[chain.astype(np.int64)]), len(chain))
-        is_named = places.name[stack] > 0
+        caller = np.append(chain, [nothing, nothing])[index + 1].astype(np.int64)
+        is_named = (places.name[stack] > 0) & (symbol[caller] != symbol[function[stack].astype(np.int64)])
         added.append(np.insert(chain, index[is_named], function[stack][is_named]))
     pair_of = pair_of.copy()
     pair_of[rows] = len(chains) + inverse.reshape(-1)

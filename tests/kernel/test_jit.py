@@ -99,3 +99,4 @@ def test_python_functions_between_c_functions_up_to_the_root(tmp_path: Path, ver
     for stack in waits:
         rows = [row for row, frame in enumerate(stack) if frame.endswith(".py)")]
         assert min(np.diff(rows)) > 1, "the interpreter lies between two of them"
+        assert len({stack[row] for row in rows}) == len(rows), "each once, though the recorder reads them, too"
