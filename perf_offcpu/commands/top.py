@@ -23,7 +23,7 @@ from perf_offcpu.units import parse_time
 if TYPE_CHECKING:
     from perf_offcpu.top.segments import Segments
 
-KEYS: Final = "comm process thread class syscall object holder waker symbol state cgroup".split()
+KEYS: Final = "comm process thread class syscall object holder waker symbol stack state cgroup".split()
 _ROWS: Final = 25
 _FIRST_S: Final = 0.5  # the first interval on the screen: figures come soon
 _TARGETS = """

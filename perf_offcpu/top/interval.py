@@ -22,6 +22,8 @@ from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group, max_by, sum_by
 from perf_offcpu.analysis.holders import holders_of
 from perf_offcpu.callpaths.keys import NO_OBJECT, cgroup_label, column_of
+from perf_offcpu.callpaths.options import PathOptions
+from perf_offcpu.callpaths.tree import build_paths
 from perf_offcpu.model.columns import I32, I64, Bool, distinct, is_among
 from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import Profile, ProfileSamples
@@ -32,7 +34,7 @@ from perf_offcpu.report.totals import totals_of
 from perf_offcpu.report.verdict.numbers import verdict_of
 from perf_offcpu.report.verdict.text import first_cause
 from perf_offcpu.structs import frozen, mutable
-from perf_offcpu.text import id_text, thread_label
+from perf_offcpu.text import id_text, printable, thread_label
 
 _OF_LIVES: Final = ("comm", "process", "thread", "cgroup")
 """Keys of threads: each has a place in the budgets."""
@@ -182,6 +184,8 @@ def _column(interval: Interval, key: str) -> tuple[I64, I64, Callable[[int, int]
     if key == "holder":
         held = holders_of(profile).known().astype(np.int64)
         return held, np.empty(0, np.int64), lambda value, _: named(value, _) if value >= 0 else NO_OBJECT
+    if key == "stack":
+        return _stacks(profile)
     if key not in _OF_LIVES:
         column, label = column_of(key, profile, interval.waits)
         return column, np.empty(0, np.int64), lambda _, row: label(row)
@@ -193,6 +197,19 @@ def _column(interval: Interval, key: str) -> tuple[I64, I64, Callable[[int, int]
     of_samples, of_lives = getattr(samples, names[0]), getattr(lives, names[1])
 
     return of_samples.astype(np.int64), of_lives.astype(np.int64), named
+
+
+def _stacks(profile: Profile) -> tuple[I64, I64, Callable[[int, int], str]]:
+    """Return the column of whole stacks, as `_column` does; a label has the innermost function first."""
+    tree = build_paths(profile, PathOptions(), rooted=False)
+    nodes, row_of = np.unique(tree.of_sample, return_inverse=True)
+    names = [name.label for name in tree.names]
+    paths = tree.paths(nodes.astype(np.int64))
+    texts = [
+        printable(" < ".join(names[name] for name in reversed(paths.row(row).tolist()))) for row in range(len(nodes))
+    ]
+    labels, column = np.unique(np.array(texts, object), return_inverse=True)  # names of different files may be equal
+    return column[row_of].astype(np.int64), np.empty(0, np.int64), lambda value, _: str(labels[value])
 
 
 def comm_at(profile: Profile, tid: int, time_ns: int) -> str:

@@ -27,6 +27,8 @@ from perf_offcpu.report.style import cut, fitting, names, pad
 from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable
 from perf_offcpu.top import plain
+from perf_offcpu.top.flame import Graph
+from perf_offcpu.top.flame_view import FlameView
 from perf_offcpu.top.interval import Interval, Row
 from perf_offcpu.top.segments import write_new
 from perf_offcpu.top.thread_page import History, page, sparkline
@@ -45,6 +47,8 @@ HELP: Final = """\
  i                idle threads: hidden, shown, shown alone
  Enter            into a row: its threads; a thread: its waits and stacks
  Backspace        back
+ g                flame graph of the rows' stacks, and back: arrows move,
+                  Enter zooms in, Backspace out
  f                freeze, and go on
  w                write the last minute as recordings into this directory
  s                write a picture of the screen (SVG) into this directory
@@ -108,6 +112,7 @@ class TopApp(App[None]):
     #path { height: 1; padding: 0 1; text-style: bold; }
     #table { height: 1fr; }
     #stacks { display: none; height: 1fr; padding: 0 1; }
+    #flame { display: none; height: 1fr; margin: 0 1; overflow-x: hidden; overflow-y: scroll; scrollbar-size: 1 1; }
     #filter { display: none; height: 1; border: none; }
     HelpScreen { align: center middle; }
     #help { width: auto; height: auto; padding: 1 2; background: $panel; }
@@ -121,6 +126,7 @@ class TopApp(App[None]):
         Binding("escape", "no_filter", show=False),
         Binding("i", "idle", "Idle"),
         Binding("backspace", "leave", "Back"),
+        Binding("g", "flame", "Graph"),
         Binding("f", "freeze", "Freeze"),
         Binding("w", "write", "Write"),
         Binding("s", "picture", show=False),
@@ -135,7 +141,7 @@ class TopApp(App[None]):
         self.problem: Exception | None = None
         self.signal = 0
         self._source, self._keys, self._key, self._idle = source, keys, key, idle
-        self._order, self._wanted, self._is_frozen = _ORDERS[0], "", False
+        self._order, self._wanted, self._is_frozen, self._is_flame = _ORDERS[0], "", False, False
         self._into: list[tuple[str, str]] = []  # (key, label) of the rows that Enter went into
         self._interval: Interval | None = None
         self._cost: Mapping[str, float] = {}
@@ -148,6 +154,7 @@ class TopApp(App[None]):
         yield DataTable(cursor_type="row", zebra_stripes=True, id="table")
         with VerticalScroll(id="stacks"):
             yield Static("", id="stack_text")
+        yield FlameView()
         yield Input(placeholder="name contains", id="filter")
         yield Footer()
 
@@ -268,10 +275,26 @@ class TopApp(App[None]):
         )
 
     def action_leave(self) -> None:
-        """Leave the row that Enter went into."""
-        if self._into:
+        """Leave the part of the flame graph, the flame graph, or the row that Enter went into."""
+        if self._is_flame:
+            if self.query_one(FlameView).leave_zoom():
+                self._show_path()
+            else:
+                self.action_flame()
+        elif self._into:
             self._key, _ = self._into.pop()
             self._show()
+
+    def action_flame(self) -> None:
+        """Show the flame graph, or leave it."""
+        self._is_flame = not self._is_flame
+        self._show()
+        if not self._is_flame and not self._is_stacks:
+            self.query_one(DataTable).focus()
+
+    def on_flame_view_moved(self) -> None:
+        """Tell which function is chosen."""
+        self._show_path()
 
     def action_end(self) -> None:
         """End the program."""
@@ -313,10 +336,15 @@ class TopApp(App[None]):
         self.query_one("#head", Static).update(Text("\n".join(self._head(interval))))
         for key, label in self._into:
             interval = interval.narrowed(key, label)
-        self.query_one("#stacks").display = self._is_stacks
+        self.query_one("#stacks").display = self._is_stacks and not self._is_flame
         table: DataTable[Text] = self.query_one(DataTable)
-        table.display = not self._is_stacks
-        if self._is_stacks:
+        table.display = not self._is_stacks and not self._is_flame
+        flame = self.query_one(FlameView)
+        flame.display = self._is_flame
+        if self._is_flame:
+            flame.show(Graph(interval))
+            flame.focus()
+        elif self._is_stacks:
             self.query_one("#stack_text", Static).update(Text("\n".join(page(interval, self._history))))
             self.query_one("#stacks").focus()
         else:
@@ -325,7 +353,12 @@ class TopApp(App[None]):
 
     def _show_path(self) -> None:
         words = [f"{key} {label}" for key, label in self._into]
-        words.append("waits and stacks" if self._is_stacks else f"by {self._key}, most {self._order} first")
+        flame = self.query_one(FlameView)
+        if self._is_flame and flame.chosen is not None:
+            box = flame.chosen
+            words.append(f"{box.label}: {box.ns / max(flame.whole_ns, 1):.0%} of the time blocked")
+        elif not self._is_flame:
+            words.append("waits and stacks" if self._is_stacks else f"by {self._key}, most {self._order} first")
         words += [f"idle: {self._idle}"] + (["frozen"] if self._is_frozen else [])
         words += [f"filter: {self._wanted}"] if self._wanted else []
         words += [self._note] if self._note else []

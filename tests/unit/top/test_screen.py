@@ -17,6 +17,7 @@ from unit.top.test_interval import COST, profile
 
 from perf_offcpu.commands.top import KEYS
 from perf_offcpu.errors import PerfOffcpuError
+from perf_offcpu.top.flame_view import FlameView
 from perf_offcpu.top.interval import Interval, interval_of
 from perf_offcpu.top.screen import HelpScreen, Source, TopApp
 from perf_offcpu.top.thread_page import sparkline
@@ -91,6 +92,32 @@ def test_enter_goes_to_threads_and_stacks_and_backspace_back() -> None:
         assert labels(app) == ["a 1", "a 2"]
         await pilot.press("backspace", "backspace")
         assert labels(app)[0] == "a"
+
+    drive(app, steps)
+
+
+def test_a_flame_graph_is_walked_and_zoomed() -> None:
+    app = shown()
+
+    async def steps(pilot: Driver) -> None:
+        await pilot.press("g")
+        flame = app.query_one(FlameView)
+        lines = [str(flame.render_line(y).text) for y in range(flame.virtual_size.height)]
+        assert lines[0].startswith("all") and lines[1].startswith("a ") and all(len(line) == 77 for line in lines)
+        await pilot.press("down", "down")
+        assert flame.chosen is not None and len(flame.chosen.path) == 2
+        assert text(app, "#path").startswith(f"{flame.chosen.label}: ") and " % of the time" not in text(app, "#path")
+        await pilot.press("enter")
+        assert flame.zoom == flame.chosen.path and flame.render_line(2).text.startswith(flame.chosen.label)
+        await pilot.resize_terminal(200, 60)
+        await pilot.pause()
+        assert flame.chosen.width == 197 and flame.chosen.path == flame.zoom
+        await pilot.press("up", "backspace", "backspace", "right", "left")
+        assert flame.zoom == () and app._is_flame
+        await pilot.click(FlameView, offset=(196, 1))
+        assert flame.chosen.path == ("b",), "what only runs has no time there"
+        await pilot.press("backspace")
+        assert not app._is_flame and labels(app) == ["a", "b", "runs\\x1b[31m"]
 
     drive(app, steps)
 
@@ -184,6 +211,13 @@ def test_many_threads_and_hostile_names() -> None:
         app._key = "comm"
         await pilot.press("enter", "enter")
         assert len(text(app, "#stack_text").splitlines()) > 250
+        await pilot.press("g")
+        flame = app.query_one(FlameView)
+        assert flame.virtual_size.height == 252
+        for _ in range(251):
+            flame.action_below()
+        await pilot.pause()
+        assert flame.scroll_offset.y > 200 and flame.chosen is not None and flame.chosen.label == "f249"
 
     drive(app, steps)
 

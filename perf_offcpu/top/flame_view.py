@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Show a flame graph on the screen of `top`, with a frame that arrows move and Enter zooms into."""
+
+from typing import Any, ClassVar, Final
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.binding import Binding
+from textual.events import Click, Resize
+from textual.geometry import Region, Size
+from textual.message import Message
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from perf_offcpu.report.style import cut
+from perf_offcpu.text import printable
+from perf_offcpu.top.flame import Box, Graph, Path
+
+_COLORS: Final = tuple(Style(color="black", bgcolor=color) for color in ("#e8a33d", "#e0863b", "#eec15a", "#d9743a"))
+_CHOSEN: Final = Style(color="white", bgcolor="#1f4e79", bold=True)
+
+
+class FlameView(ScrollView, can_focus=True):
+    """The graph; `chosen` is the box that arrows move, `zoom` the path that takes the whole width."""
+
+    BINDINGS: ClassVar[list[Any]] = [
+        Binding("left", "beside(-1)", show=False),
+        Binding("right", "beside(1)", show=False),
+        Binding("up", "above", show=False),
+        Binding("down", "below", show=False),
+        Binding("enter", "zoom", "Zoom"),
+    ]
+
+    class Moved(Message):
+        """Another box is chosen."""
+
+    def __init__(self) -> None:
+        super().__init__(id="flame")
+        self._graph: Graph | None = None
+        self._lines: list[list[Box]] = []
+        self.zoom: Path = ()
+        self._path: Path = ()
+
+    @property
+    def chosen(self) -> Box | None:
+        """Return the chosen box; None in an empty graph."""
+        boxes = self._lines[len(self._path)] if len(self._path) < len(self._lines) else []
+        return next((box for box in boxes if box.path == self._path), None)
+
+    @property
+    def whole_ns(self) -> int:
+        """Return the time blocked in the whole graph."""
+        return self._graph.ns[()] if self._graph else 0
+
+    def show(self, graph: Graph) -> None:
+        """Show another graph; the zoom and the chosen function stay as far as the graph has them."""
+        self._graph = graph
+        while self.zoom not in graph.ns:
+            self.zoom = self.zoom[:-1]
+        self._lay_out()
+
+    def leave_zoom(self) -> bool:
+        """Go back to the caller; return False if the whole graph is shown."""
+        if not self.zoom:
+            return False
+        self.zoom = self.zoom[:-1]
+        self._lay_out()
+        return True
+
+    def _lay_out(self) -> None:
+        width = self.scrollable_content_region.width
+        if self._graph is None or not width:
+            return
+        self._lines = self._graph.lines(self.zoom, width) if self.whole_ns else []
+        self.virtual_size = Size(width, len(self._lines))
+        while self._path and self.chosen is None:
+            self._path = self._path[:-1]
+        self.refresh()
+
+    def on_resize(self, _: Resize) -> None:
+        """Lay the graph out for the new width."""
+        self._lay_out()
+
+    def render_line(self, y: int) -> Strip:
+        """Draw a line of boxes, each with its name and a line at its end."""
+        y += self.scroll_offset.y
+        strips, at = list[Segment](), 0
+        for box in self._lines[y] if y < len(self._lines) else []:
+            strips.append(Segment(" " * (box.begin - at)))
+            name = cut(printable(box.label), box.width - 1) if box.width > 1 else ""
+            style = _CHOSEN if box.path == self._path else _COLORS[sum(box.label.encode()) % len(_COLORS)]
+            strips.append(Segment(f"{name:<{box.width - 1}}▕", style))
+            at = box.begin + box.width
+        return Strip(strips).adjust_cell_length(self.scrollable_content_region.width)
+
+    def _choose(self, box: Box) -> None:
+        self._path = box.path
+        self.scroll_to_region(Region(0, len(box.path), 1, 1), animate=False)
+        self.refresh()
+        self.post_message(self.Moved())
+
+    def action_beside(self, step: int) -> None:
+        """Choose the next box of the line."""
+        if self.chosen is not None:
+            boxes = self._lines[len(self._path)]
+            place = boxes.index(self.chosen) + step
+            self._choose(boxes[min(max(place, 0), len(boxes) - 1)])
+
+    def action_above(self) -> None:
+        """Choose the caller."""
+        if self._path:
+            self._choose(next(box for box in self._lines[len(self._path) - 1] if box.path == self._path[:-1]))
+
+    def action_below(self) -> None:
+        """Choose the widest function that is called."""
+        depth = len(self._path) + 1
+        line = self._lines[depth] if depth < len(self._lines) else []
+        callees = [box for box in line if box.path[:-1] == self._path]
+        if callees:
+            self._choose(max(callees, key=lambda box: box.ns))
+
+    def action_zoom(self) -> None:
+        """Let the chosen function take the whole width."""
+        self.zoom = self._path
+        self._lay_out()
+
+    def on_click(self, event: Click) -> None:
+        """Choose the box under the mouse; zoom into it if it is chosen already."""
+        y, x = event.y + self.scroll_offset.y, event.x
+        for box in self._lines[y] if y < len(self._lines) else []:
+            if box.begin <= x < box.begin + box.width:
+                if box.path == self._path:
+                    self.action_zoom()
+                else:
+                    self._choose(box)
