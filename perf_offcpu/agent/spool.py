@@ -25,7 +25,7 @@ from perf_offcpu.files import FileRefusedError, read_bounded
 STATE: Final = "state.json"
 LOCK: Final = "lock"
 AGENT_LOCK: Final = "agent.lock"
-_RECORDING: Final = re.compile(r"\d{8}\.data\.\d{16}")
+RECORDING: Final = re.compile(r"\d{8}\.data\.\d{16}")
 _MESSAGE: Final = re.compile(r"(\d{8}\.data\.\d{16})\.push-([0-9a-f]{8})-(\d{4})")
 _MAX_STATE: Final = 1 << 20
 _MAX_MESSAGE: Final = 1 << 28
@@ -98,7 +98,7 @@ class Spool:
 
     def recordings(self) -> list[str]:
         """Return the names of all recordings, oldest first."""
-        return [name for name in self._directory.names() if _RECORDING.fullmatch(name)]
+        return [name for name in self._directory.names() if RECORDING.fullmatch(name)]
 
     def messages(self, key: str = "") -> list[str]:
         """Return the names of all messages, or of the messages for the server with this key, oldest first."""

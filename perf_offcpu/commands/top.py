@@ -21,6 +21,7 @@ from perf_offcpu.errors import PerfOffcpuError, UsageError
 from perf_offcpu.units import parse_time
 
 if TYPE_CHECKING:
+    from perf_offcpu.top.agent_segments import AgentSegments
     from perf_offcpu.top.segments import Segments
 
 KEYS: Final = "comm process thread class syscall object holder waker symbol stack state cgroup".split()
@@ -33,6 +34,7 @@ _TARGETS = """
 -u, --uid USERS: users, by name or number
 --comm NAMES: threads of these names
 -G, --cgroup PATHS: control groups, v2 or v1, and those below them
+--agent SPOOL: what the agent with this spool records, instead of a recorder (default: its usual spool)
 """
 _OUTPUT = f"""
 -d, --delay TIME: length of an interval, a bare number is s (default: 3)
@@ -61,7 +63,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=_EPILOG,
         usage="perf-offcpu top [OPTIONS] [-a | -p PIDS | -t TIDS] [-u USERS] [-- COMMAND [ARGS]]",
     )
-    add_options(parser.add_argument_group("target: whose waits are shown"), _TARGETS, cgroup=LIST)
+    agent = {"nargs": "?", "const": ""}
+    add_options(parser.add_argument_group("target: whose waits are shown"), _TARGETS, cgroup=LIST, agent=agent)
     add_options(
         parser.add_argument_group("output"),
         _OUTPUT,
@@ -76,8 +79,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb and return the exit status: that of the command; 128 + signal after a signal."""
-    from perf_offcpu.top.segments import Segments
-
     seconds = parse_time("--delay", args.delay, "s", least="100ms", most="1h") / 1e9
     for option, number, least in (("-n", args.count, 1), ("--limit", args.limit, 0)):
         if number is not None and number < least:
@@ -89,8 +90,23 @@ def run(args: argparse.Namespace) -> int:
     first_s = min(seconds, _FIRST_S) if on_screen else seconds
     if on_screen:
         _end_with_terminal()
-    with _ending() as ended, Segments(_words(args), seconds, first_s) as segments:
+    with _ending() as ended, _segments(args, seconds, first_s) as segments:
         return ended(lambda: (_show if on_screen else _print)(args, segments, count))
+
+
+def _segments(args: argparse.Namespace, seconds: float, first_s: float) -> Segments | AgentSegments:
+    """Return the source of intervals: a recorder, or a running agent."""
+    words = _words(args)
+    if args.agent is None:
+        from perf_offcpu.top.segments import Segments
+
+        return Segments(words, seconds, first_s)
+    from perf_offcpu.agent.config import default_spool
+    from perf_offcpu.top.agent_segments import AgentSegments
+
+    if words:
+        raise UsageError(f"--agent with {words[0]}: the agent has chosen what it records")
+    return AgentSegments(args.agent or default_spool())
 
 
 def _words(args: argparse.Namespace) -> list[str]:
@@ -142,7 +158,7 @@ def _end_with_terminal() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def _show(args: argparse.Namespace, segments: Segments, count: int | None) -> int:
+def _show(args: argparse.Namespace, segments: Segments | AgentSegments, count: int | None) -> int:
     from perf_offcpu.top.interval import interval_of
     from perf_offcpu.top.screen import Source, TopApp
 
@@ -156,7 +172,7 @@ def _show(args: argparse.Namespace, segments: Segments, count: int | None) -> in
     return 128 + app.signal if app.signal else segments.status
 
 
-def _print(args: argparse.Namespace, segments: Segments, count: int | None) -> int:
+def _print(args: argparse.Namespace, segments: Segments | AgentSegments, count: int | None) -> int:
     import json
 
     from perf_offcpu.report.style import Style

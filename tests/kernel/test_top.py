@@ -21,12 +21,14 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import program
+from kernel.agents import Place
 from kernel.recorder import recorder, until
 
 from perf_offcpu import losses
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.report.thread_budgets import BLOCKED
+from perf_offcpu.top.agent_segments import AgentSegments
 from perf_offcpu.top.segments import Segments
 
 pytestmark = pytest.mark.beside
@@ -71,6 +73,28 @@ def test_intervals_add_up_to_what_the_program_did() -> None:
     least = NAPS * 4_000_000 + SHORT_NAPS * 200_000
     assert least <= sum(row["blocked"] for row in sleeps) <= documents[-1]["end_ns"] - documents[0]["begin_ns"]
     assert all(row["blocked"] <= one["end_ns"] - one["begin_ns"] for one in documents for row in one["rows"])
+
+
+@pytest.mark.long
+def test_what_an_agent_records_is_shown_without_a_recorder(tmp_path: Path) -> None:
+    """Each recording that it completes is an interval, and can be written, also after it has left the spool."""
+    place = Place(tmp_path)
+    napper = [sys.executable, "-c", "import time\nwhile True: time.sleep(0.4)"]
+    with subprocess.Popen(napper) as process, place.agent():
+        until(place.recordings)
+        with AgentSegments(str(place.spool)) as segments:
+            written: list[str] = []
+            segments.keep(written.extend)
+            with contextlib.chdir(tmp_path):
+                profiles = list(itertools.islice(segments, 2))
+        done = program.run("top", "--agent", place.spool, "--json", "-n", "1", "-s", "thread")
+        process.kill()
+    (row,) = (row for row in json.loads(done.stdout)["rows"] if row["label"].endswith(f" {process.pid}"))
+    (begin, end), (later, _) = (profile.meta.recorded[0] for profile in profiles)
+    assert 0 <= later - end < end - begin and segments.unread == 0
+    (name,) = written
+    assert load_recording(tmp_path / name).meta.begin_ns == begin
+    assert row["blocked"] + row["runnable"] >= 0.9 * (end - begin) and row["now"] == 1
 
 
 @pytest.fixture(params=["waiter", "messaging", pytest.param("messaging for long", marks=pytest.mark.long)])

@@ -58,7 +58,7 @@ FORBIDDEN |= {(room, "decode") for room in _OF_PROFILES.split()}
 # Each costs tens of milliseconds or more to import, so one place imports it, where it is used.
 SOLE_IMPORTERS = {"bcc": "collect/", "elftools": "objects/elf/headers.py", "networkx": "convert/"}
 SOLE_IMPORTERS |= {"pandas": "convert/dataframe.py", "polars": "convert/dataframe.py"}
-SOLE_IMPORTERS |= {"textual": "top/screen.py", "shtab": "commands/completion.py"}
+SOLE_IMPORTERS |= {"textual": ("top/screen.py", "top/flame_view.py"), "shtab": "commands/completion.py"}
 SOLE_IMPORTERS |= {"pyarrow": "dataset/", "fsspec": "dataset/", "duckdb": "fleet/", "ibis": "fleet/", "grpc": "push/"}
 
 # Made of classes of such a library; no module imports these at load time.

@@ -144,6 +144,8 @@ def test_an_interval_without_waits_has_no_rows() -> None:
         (["--limit", "-1"], "--limit -1: at least 0"),
         (["-d", "1ms"], "--delay"),
         (["-s", "colour"], "invalid choice: 'colour'"),
+        (["--agent", "/nowhere"], "--agent /nowhere: No such file or directory; no agent's spool of this user"),
+        (["--agent", "/nowhere", "-p", "1"], "--agent with -p: the agent has chosen what it records"),
     ],
 )
 def test_bad_arguments_are_one_sentence(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
