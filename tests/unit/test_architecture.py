@@ -55,14 +55,18 @@ FORBIDDEN = {
 _OF_PROFILES = "analysis causality callpaths convert script dataset report push"
 FORBIDDEN |= {(room, "decode") for room in _OF_PROFILES.split()}
 
-# Each costs tens of milliseconds or more to import, so one place imports it, where it is used.
-SOLE_IMPORTERS = {"bcc": "collect/", "elftools": "objects/elf/headers.py", "networkx": "convert/"}
+# Each costs tens of milliseconds or more to import, so few places import it, where it is used.
+SOLE_IMPORTERS: dict[str, str | tuple[str, ...]] = {
+    "bcc": "collect/",
+    "elftools": "objects/elf/headers.py",
+    "networkx": "convert/",
+}
 SOLE_IMPORTERS |= {"pandas": "convert/dataframe.py", "polars": "convert/dataframe.py"}
 SOLE_IMPORTERS |= {"textual": ("top/screen.py", "top/flame_view.py"), "shtab": "commands/completion.py"}
 SOLE_IMPORTERS |= {"pyarrow": "dataset/", "fsspec": "dataset/", "duckdb": "fleet/", "ibis": "fleet/", "grpc": "push/"}
 
 # Made of classes of such a library; no module imports these at load time.
-LATE = frozenset({"top/screen.py"})
+LATE = frozenset({"top/screen.py", "top/flame_view.py"})
 
 
 def modules() -> list[Path]:
