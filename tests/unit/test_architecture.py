@@ -166,9 +166,9 @@ def test_costly_libraries_have_one_importer_and_are_imported_where_they_are_used
     wrong = [(name, library) for name, library in importers if not name.startswith(SOLE_IMPORTERS[library])]
     assert not wrong, f"other importers than SOLE_IMPORTERS says: {sorted(wrong)}"
     early = {name_of(path): found for path in modules() if (found := libraries(imports_at_load_time(path)))}
-    early = {name: found for name, found in early.items() if name not in LATE}
     late = {f"perf_offcpu.{name.removesuffix('.py').replace('/', '.')}" for name in LATE}
     early |= {name_of(path): found for path in modules() if (found := late.intersection(imports_at_load_time(path)))}
+    early = {name: found for name, found in early.items() if name not in LATE}
     assert not early, "imported by a module that is loaded, not by a function that is called"
 
 
