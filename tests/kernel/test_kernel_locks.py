@@ -144,6 +144,21 @@ def test_an_address_space_that_one_thread_locks_for_long(
     assert held[holder] > 0 and not held.keys() - {holder, waiter, "kernel_locks", ""}, held
 
 
+@pytest.mark.skipif(not TELLS_ALL, reason="needs task->blocker, Linux 6.17")
+def test_the_owner_sleeps_while_it_holds_the_lock(program: Path, tmp_path: Path) -> None:
+    """As reports of hung tasks have it: one sleeps, the others wait for its lock; the report leads to the sleep."""
+    waits = waits_of(record(program, "sleep", tmp_path))
+    blocked = [wait for wait in waits if wait.comm == "writer" and wait.object == f"i_rwsem of {tmp_path}/file"]
+    whole = [wait for wait in blocked if wait.ns > 50_000_000]
+    assert sum(wait.ns for wait in whole) > 1_000_000_000 and {wait.wait_class for wait in whole} == {"lock"}
+    assert {wait.holder for wait in whole} == {"owner"}
+    asleep = [wait for wait in waits if wait.comm == "owner" and wait.ns > 50_000_000]
+    assert {(wait.wait_class, wait.object, wait.waker) for wait in asleep} == {("fault", "", "server")}
+    shown = perf_offcpu("report", "-i", "perf.data", cwd=tmp_path).stdout
+    rows = [line for line in shown.splitlines() if " held by owner" in line or " ended by server" in line]
+    assert "lock: i_rwsem of" in rows[0] and "  fault  " in rows[1], shown
+
+
 FILE_SYSTEM = """
 set -e
 device=$(losetup -f --show image)

@@ -63,6 +63,7 @@ class _Named:
 def with_objects(profile: Profile, recording: Recording, options: SymbolizeOptions) -> Profile:
     """Return the profile of a recording with named objects, and the object of each sample."""
     row = rows_of(recording.samples.object_id, recording.objects)
+    row = np.where(_by_userfaultfd(profile), np.int32(-1), row)  # not for the file that the system call names
     bare = _without_object(recording, row, profile.is_offcpu())
     if not (row >= 0).any() and not any(mask.any() for _, _, mask in bare):
         return profile
@@ -288,6 +289,13 @@ def lock_name(lock: ObjectRow, taker: str) -> tuple[str, str, str]:
         text = _TAKEN_BY.get((kind, taker)) or (f"{kind} in {taker}" if taker else f"kernel {kind}")
         mark = f"at {lock.address:#x}"
     return text, text, mark
+
+
+def _by_userfaultfd(profile: Profile) -> Bool:
+    """Return bool[samples]: True for page faults that another thread resolves, maybe inside of a system call."""
+    leaf = np.append(profile.stacks.frame, -1).astype(np.int64)[profile.samples.stack]
+    is_named = np.append(profile.frames.symbol.astype(np.int64) == profile.strings.find("handle_userfault"), False)
+    return is_named[leaf]
 
 
 def lock_takers(profile: Profile, row: I32, locks: Sequence[int]) -> dict[int, str]:

@@ -7,22 +7,27 @@
  * unmap	mmap_lock: one replaces a mapping, the others fault in it
  * fork		mmap_lock: one forks, the others map
  * rename	s_vfs_rename_mutex of the file system, and the directories' locks
+ * sleep	i_rwsem of DIRECTORY/file: its owner sleeps in a page fault, which another thread ends after 0.1 s
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <linux/userfaultfd.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #define SIZE (4 << 20)
 #define MAPPED (64 << 20)
+#define PAGE 4096
 
 static struct timespec end;
 static const char *directory;
@@ -103,10 +108,45 @@ static void *renamer(void *number)
 	return NULL;
 }
 
+/* Writes from memory that has to be faulted in; the lock of the file is held meanwhile. */
+static void *sleeper(void *number)
+{
+	static int faults;
+	static char *missing;
+	struct uffdio_api api = {UFFD_API, 0, 0};
+	struct uffdio_register range = {{0, PAGE}, UFFDIO_REGISTER_MODE_MISSING, 0};
+	struct uffdio_zeropage zero = {{0, PAGE}, 0, 0};
+	struct uffd_msg message;
+
+	if (!number) {
+		prctl(PR_SET_NAME, "owner");
+		missing = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		range.range.start = (unsigned long)missing;
+		faults = syscall(SYS_userfaultfd, 0);
+		if (ioctl(faults, UFFDIO_API, &api) || ioctl(faults, UFFDIO_REGISTER, &range))
+			exit(1);
+		for (; goes_on(); madvise(missing, PAGE, MADV_DONTNEED))
+			pwrite(file, missing, PAGE, 0);
+		exit(0);
+	}
+	usleep(10000);
+	prctl(PR_SET_NAME, number == (void *)1 ? "server" : "writer");
+	while (number == (void *)1) {
+		read(faults, &message, sizeof(message));
+		usleep(100000);
+		zero.range.start = (unsigned long)missing;
+		ioctl(faults, UFFDIO_ZEROPAGE, &zero);
+	}
+	for (; goes_on(); usleep(1000))
+		pwrite(file, buffer, PAGE, 0);
+	return NULL;
+}
+
 int main(int argc, char **argv)
 {
 	void *(*work)(void *) = *argv[1] == 'w' ? writer : *argv[1] == 'm' ? mapper :
-				*argv[1] == 'u' ? unmapper : *argv[1] == 'f' ? forker : renamer;
+				*argv[1] == 'u' ? unmapper : *argv[1] == 'f' ? forker :
+				*argv[1] == 's' ? sleeper : renamer;
 	pthread_t threads[4];
 	char path[256];
 
