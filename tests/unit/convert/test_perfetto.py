@@ -93,7 +93,7 @@ def test_mean_counts_keep_all_time(intervals: list[tuple[int, int]], step: int) 
 
 def test_counters_of_a_large_recording_are_means(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counters, "MOST_CHANGES", 1000)
-    profile = large_profile(20_000, 1_000)
+    profile = large_profile(2_000, 100)
     found = read(profile)
     name, values = next((name, values) for name, values in found.counters.items() if name.startswith("threads blocked"))
     step_ns = values[1][0] - values[0][0]
