@@ -11,6 +11,7 @@ import signal
 import textwrap
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Final
@@ -31,12 +32,14 @@ from perf_offcpu.top.flame import Graph
 from perf_offcpu.top.flame_view import FlameView
 from perf_offcpu.top.interval import Interval, Row
 from perf_offcpu.top.segments import write_new
-from perf_offcpu.top.thread_page import History, page, sparkline
+from perf_offcpu.top.thread_page import History, page, sparkline, wait_lines
 
 _MOST_ROWS: Final = 500
 _BARS: Final = 5
 _NAME: Final = 40
 _PATIENCE_S: Final = 10.0
+_AGAIN: Final = "\0"
+"""End of the key of a row whose label an earlier row has: names differ that are equal when printed."""
 _IDLE: Final = {"hide": "show", "show": "only", "only": "hide"}
 _ORDERS: Final = "blocked runnable running waits average longest now since".split()
 HELP: Final = """\
@@ -45,8 +48,11 @@ HELP: Final = """\
  < >              order of the rows: another column
  /                filter: rows whose name contains the text; Escape: none
  i                idle threads: hidden, shown, shown alone
- Enter            into a row: its threads; a thread: its waits and stacks
+ Enter            into a row: its threads; a thread: its page; from there to
+                  its stacks; a stack: its single waits
  Backspace        back
+ Mouse            a click on a row chooses, a second one is Enter; a click
+                  on a title sorts by it
  g                flame graph of the rows' stacks, and back: arrows move,
                   Enter zooms in, Backspace out
  f                freeze, and go on
@@ -125,6 +131,7 @@ class TopApp(App[None]):
         Binding("slash", "filter", "Filter"),
         Binding("escape", "no_filter", show=False),
         Binding("i", "idle", "Idle"),
+        Binding("enter", "stacks", show=False),
         Binding("backspace", "leave", "Back"),
         Binding("g", "flame", "Graph"),
         Binding("f", "freeze", "Freeze"),
@@ -142,7 +149,8 @@ class TopApp(App[None]):
         self.signal = 0
         self._source, self._keys, self._key, self._idle = source, keys, key, idle
         self._order, self._wanted, self._is_frozen, self._is_flame = _ORDERS[0], "", False, False
-        self._into: list[tuple[str, str]] = []  # (key, label) of the rows that Enter went into
+        self._into: list[tuple[str, str]] = []  # (key, label) of the rows that Enter went into; label "": all
+        self._order_of: dict[str, str] = {}  # title of a column → order
         self._interval: Interval | None = None
         self._cost: Mapping[str, float] = {}
         self._history, self._note = History(), ""
@@ -156,7 +164,7 @@ class TopApp(App[None]):
             yield Static("", id="stack_text")
         yield FlameView()
         yield Input(placeholder="name contains", id="filter")
-        yield Footer()
+        yield Footer(compact=True)
 
     def on_mount(self) -> None:
         """Begin to read, and to listen to signals."""
@@ -285,11 +293,18 @@ class TopApp(App[None]):
             self._key, _ = self._into.pop()
             self._show()
 
+    def action_stacks(self) -> None:
+        """Go from the page of a thread to its stacks."""
+        if self._is_page and not self._is_flame:
+            self._into.append((self._key, ""))
+            self._key = "stack"
+            self._show()
+
     def action_flame(self) -> None:
         """Show the flame graph, or leave it."""
         self._is_flame = not self._is_flame
         self._show()
-        if not self._is_flame and not self._is_stacks:
+        if not self._is_flame and not self._is_text:
             self.query_one(DataTable).focus()
 
     def on_flame_view_moved(self) -> None:
@@ -310,22 +325,37 @@ class TopApp(App[None]):
         self.query_one(DataTable).focus()
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        """Go into a row: to its threads, or to the stacks of a thread."""
-        label = event.row_key.value
-        if label is not None:
-            self._into.append((self._key, label))
+        """Go into a row: to its threads, to the page of a thread, or to the single waits of a thread's row."""
+        if event.row_key.value is not None:
+            self._into.append((self._key, event.row_key.value.rstrip(_AGAIN)))
             self._key = "thread"
             self.action_no_filter()
             self._show()
 
+    def on_data_table_header_selected(self, event: DataTable.HeaderSelected) -> None:
+        """Sort rows by the column that was clicked."""
+        self._order = self._order_of.get(event.label.plain, self._order)
+        self._show()
+
     # What is shown
 
     @property
-    def _is_stacks(self) -> bool:
-        return bool(self._into) and self._into[-1][0] == "thread"
+    def _is_page(self) -> bool:
+        """Return True for the page of a thread."""
+        key, label = self._into[-1] if self._into else ("", "")
+        return key == "thread" and bool(label) and not self._is_waits
+
+    @property
+    def _is_waits(self) -> bool:
+        """Return True for the single waits of a row of a thread."""
+        return any(not label for _, label in self._into[:-1])
+
+    @property
+    def _is_text(self) -> bool:
+        return self._is_page or self._is_waits
 
     def _group_by(self, key: str) -> None:
-        if not self._is_stacks:
+        if not self._is_text:
             self._key = key
             self._show()
 
@@ -335,34 +365,40 @@ class TopApp(App[None]):
         interval = self._interval.showing(self._idle)
         self.query_one("#head", Static).update(Text("\n".join(self._head(interval))))
         for key, label in self._into:
-            interval = interval.narrowed(key, label)
-        self.query_one("#stacks").display = self._is_stacks and not self._is_flame
+            interval = interval.narrowed(key, label) if label else interval
+        self.query_one("#stacks").display = self._is_text and not self._is_flame
         table: DataTable[Text] = self.query_one(DataTable)
-        table.display = not self._is_stacks and not self._is_flame
+        table.display = not self._is_text and not self._is_flame
         flame = self.query_one(FlameView)
         flame.display = self._is_flame
         if self._is_flame:
             flame.show(Graph(interval))
             flame.focus()
-        elif self._is_stacks:
-            self.query_one("#stack_text", Static).update(Text("\n".join(page(interval, self._history))))
+        elif self._is_text:
+            lines = wait_lines(interval) if self._is_waits else page(interval, self._history)
+            self.query_one("#stack_text", Static).update(Text("\n".join(lines)))
             self.query_one("#stacks").focus()
         else:
             self._fill(table, interval)
+            if not isinstance(self.focused, Input):
+                table.focus()
         self._show_path()
 
     def _show_path(self) -> None:
-        words = [f"{key} {label}" for key, label in self._into]
+        width = max(self.size.width - 2, 20)
+        words = [f"{key} {cut(label, width // 3)}" for key, label in self._into if label]
         flame = self.query_one(FlameView)
         if self._is_flame and flame.chosen is not None:
             box = flame.chosen
             words.append(f"{box.label}: {box.ns / max(flame.whole_ns, 1):.0%} of the time blocked")
         elif not self._is_flame:
-            words.append("waits and stacks" if self._is_stacks else f"by {self._key}, most {self._order} first")
+            text = "single waits" if self._is_waits else "waits and stacks: Enter" if self._is_page else ""
+            words.append(text or f"by {self._key}, most {self._order} first")
         words += [f"idle: {self._idle}"] + (["frozen"] if self._is_frozen else [])
         words += [f"filter: {self._wanted}"] if self._wanted else []
         words += [self._note] if self._note else []
-        self.query_one("#path", Static).update(Text(printable(" › ".join(words))))
+        path = printable(" › ".join(words))
+        self.query_one("#path", Static).update(Text(path if len(path) <= width else f"…{path[1 - width :]}"))
 
     def _head(self, interval: Interval) -> list[str]:
         width = max(self.size.width - 2, 20)
@@ -377,19 +413,22 @@ class TopApp(App[None]):
         rows.sort(key=self._rank)
         rows = rows[:_MOST_ROWS]
         *numbers, name = plain.columns_of(interval, self._key, rows)
+        self._order_of = dict(zip((column.title for column in numbers), _ORDERS, strict=True))
         name = names(name.title, [cut(label, max(_NAME, self.size.width // 3)) for label in name.cells])
         shown = fitting([name, *numbers], self.size.width - 2)
-        before, place = self._cursor(table), table.cursor_row
+        before, place, column_place = self._cursor(table), table.cursor_row, table.cursor_column
         table.clear(columns=True)
         for column in shown:
             table.add_column(Text(column.title), width=column.width)
+        seen = Counter[str]()
         for row, *cells in zip(rows, *(column.cells for column in shown), strict=True):
             texts = (pad(text, column.width, column.left) for text, column in zip(cells, shown, strict=True))
-            table.add_row(*map(Text, texts), key=row.label)
-        labels = [row.label for row in rows]
-        place = labels.index(before) if before in labels else min(place, len(labels) - 1)
-        if place > 0:
-            table.move_cursor(row=place)
+            table.add_row(*map(Text, texts), key=row.label + _AGAIN * seen[row.label])
+            seen[row.label] += 1
+        keys = [row.value for row in table.rows]
+        place = keys.index(before) if before in keys else min(place, len(keys) - 1)
+        if place >= 0:
+            table.move_cursor(row=place, column=column_place)
 
     def _rank(self, row: Row) -> tuple[float, str]:
         return (-(getattr(row, self._order) or 0), row.label)

@@ -20,6 +20,7 @@ from perf_offcpu.top.interval import Interval, comm_at
 
 _STACKS: Final = 30
 _WAITS: Final = 12
+_MOST_WAITS: Final = 500
 _MINUTE_S: Final = 60
 _LEVELS: Final = " ▁▂▃▄▅▆▇█"
 
@@ -93,15 +94,32 @@ def _blocked(interval: Interval) -> Iterator[str]:
 
 def _waits(interval: Interval) -> Iterator[str]:
     """Yield the longest waits that ended, and how many are not shown."""
-    samples = interval.whole
-    ended = interval.chosen & ~interval.now()
-    single: Bool = ended & ~samples.has(SUM_FLAGS) & (samples.time_ns >= 0)
-    rows = np.flatnonzero(single)
+    samples, rows = interval.whole, _single(interval)
     longest = rows[np.argsort(-samples.period[rows], kind="stable")][:_WAITS]
     if len(longest):
-        yield f"Waits that ended, the longest {len(longest)} of {int(samples.count[ended].sum())}:"
+        yield f"Waits that ended, the longest {len(longest)} of {_ended(interval)}:"
         yield from _lines(interval, longest)
         yield ""
+
+
+def wait_lines(interval: Interval) -> list[str]:
+    """Return the lines of the single waits of an interval, the latest first; sums have no times of single waits."""
+    rows = _single(interval)
+    latest = rows[np.argsort(-interval.whole.time_ns[rows], kind="stable")][:_MOST_WAITS]
+    title = f"Waits that ended, the latest {len(latest)} of {_ended(interval)}:"
+    return [*_blocked(interval), title, *_lines(interval, latest)]
+
+
+def _single(interval: Interval) -> I64:
+    """Return the rows of the waits that ended and are in no sum."""
+    samples = interval.whole
+    single: Bool = interval.chosen & ~interval.now() & ~samples.has(SUM_FLAGS) & (samples.time_ns >= 0)
+    return np.flatnonzero(single)
+
+
+def _ended(interval: Interval) -> int:
+    """Return the number of waits that ended, those in sums among them."""
+    return int(interval.whole.count[interval.chosen & ~interval.now()].sum())
 
 
 def _lines(interval: Interval, rows: I64) -> Iterator[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+from builders.profile import ProfileBuilder
 from builders.refused import refused
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Static
@@ -87,11 +88,57 @@ def test_enter_goes_to_threads_and_stacks_and_backspace_back() -> None:
         assert "500.000 ms, so far: lock, in [unknown], on m in a" in shown
         assert "Waits that ended, the longest 1 of 1:\n    3000.000 ms, 1.000 s ago: lock" in shown
         await pilot.press("tab")
-        assert "stacks" in text(app, "#path"), "there is no other grouping of stacks"
-        await pilot.press("backspace")
+        assert "waits and stacks" in text(app, "#path"), "there is no other grouping of a page"
+        await pilot.press("enter")
+        assert labels(app) == ["futex_wait < main"] and " › a 1 › by stack" in text(app, "#path").replace("thread ", "")
+        await pilot.press("enter")
+        assert text(app, "#stack_text").splitlines() == [
+            "Blocked now:",
+            "     500.000 ms, so far: lock, in [unknown], on m in a",
+            "",
+            "Waits that ended, the latest 1 of 1:",
+            "    3000.000 ms, 1.000 s ago: lock, in [unknown], on m in a, woken by [unknown]",
+        ]
+        await pilot.press("enter", "tab", "backspace", "6", "enter")
+        assert "object m in a › single waits" in text(app, "#path"), "other rows of a thread have single waits, too"
+        await pilot.press("backspace", "backspace", "backspace")
         assert labels(app) == ["a 1", "a 2"]
         await pilot.press("backspace", "backspace")
         assert labels(app)[0] == "a"
+
+    drive(app, steps)
+
+
+def test_clicks_choose_enter_and_sort() -> None:
+    app = shown()
+
+    async def steps(pilot: Driver) -> None:
+        await pilot.click(DataTable, offset=(30, 2))
+        assert app.query_one(DataTable).cursor_row == 1 and not app._into
+        app._show()  # as a new interval does
+        await pilot.click(DataTable, offset=(30, 2))
+        assert app._into == [("comm", "b")] and labels(app) == ["b 3"]
+        await pilot.press("backspace")
+        places = [column.label.plain.strip() for column in app.query_one(DataTable).ordered_columns]
+        assert places[:3] == ["Comm", "Blocked s/s", "For CPU s/s"]
+        await pilot.click(DataTable, offset=(app.query_one(DataTable).ordered_columns[0].get_render_width(
+            app.query_one(DataTable)) + 14, 0))  # fmt: skip
+        assert "most runnable first" in text(app, "#path")
+
+    drive(app, steps)
+
+
+def test_names_that_are_equal_when_printed_are_rows_of_their_own() -> None:
+    comms = list(enumerate(("a\n", "a\\n", "a"), 1))
+    builder = ProfileBuilder(meta={"begin_ns": 0, "end_ns": 10**9}, comms=[(tid, tid, 0, name) for tid, name in comms])
+    for tid, name in comms:
+        builder.sample(name, ["f"], 4 - tid, tid=tid, time_ns=10**9)
+    app = app_of(interval_of(builder.build(), idle="show"))
+
+    async def steps(pilot: Driver) -> None:
+        assert [label.rstrip("\0") for label in filter(None, labels(app))] == ["a\\n", "a\\n", "a"]
+        await pilot.press("down", "enter")
+        assert set(labels(app)) == {"a\\n 1", "a\\n 2"}
 
     drive(app, steps)
 
@@ -105,7 +152,7 @@ def test_a_flame_graph_is_walked_and_zoomed() -> None:
         lines = [str(flame.render_line(y).text) for y in range(flame.virtual_size.height)]
         assert lines[0].startswith("all") and lines[1].startswith("a ") and all(len(line) == 77 for line in lines)
         await pilot.press("down", "down")
-        assert flame.chosen is not None and len(flame.chosen.path) == 2
+        assert flame.chosen is not None and flame.chosen.path[1:] == (flame.chosen.label,)
         assert text(app, "#path").startswith(f"{flame.chosen.label}: ") and " % of the time" not in text(app, "#path")
         await pilot.press("enter")
         assert flame.zoom == flame.chosen.path and flame.render_line(2).text.startswith(flame.chosen.label)
@@ -113,7 +160,7 @@ def test_a_flame_graph_is_walked_and_zoomed() -> None:
         await pilot.pause()
         assert flame.chosen.width == 197 and flame.chosen.path == flame.zoom
         await pilot.press("up", "backspace", "backspace", "right", "left")
-        assert flame.zoom == () and app._is_flame
+        assert app._is_flame and not flame.leave_zoom()
         await pilot.click(FlameView, offset=(196, 1))
         assert flame.chosen.path == ("b",), "what only runs has no time there"
         await pilot.press("backspace")
@@ -158,8 +205,11 @@ def test_head_and_help_fit_on_a_small_terminal() -> None:
         head = text(app, "#head").splitlines()
         assert "2 threads blocked now" in head[0] and head[1].startswith("First cause: ")
         assert any(line.startswith("disk") and "█" in line for line in head) and head[-1].endswith("█")
+        footer = "".join(segment.text for segment in pilot.app.screen._compositor.render_strips()[-1])
+        assert footer.rstrip().endswith("q Quit"), "all keys fit"
         assert all(len(line) <= 78 for line in head) and app.query_one(DataTable).size.height > 5
         await pilot.press("question_mark")
+        app._show()  # as a new interval does
         assert screens(app) == [False, True]
         await pilot.press("x")
         assert screens(app) == [False]
@@ -198,8 +248,6 @@ def test_a_problem_of_the_recorder_ends_it() -> None:
 
 
 def test_many_threads_and_hostile_names() -> None:
-    from builders.profile import ProfileBuilder
-
     builder = ProfileBuilder(meta={"begin_ns": 0, "end_ns": 10**9})
     for number in range(5000):
         builder.sample(f"[red]{number}\n", [f"f{depth}" for depth in range(3)], number + 1, tid=number, time_ns=10**9)
