@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 
 from perf_offcpu import losses
+from perf_offcpu.analysis.causes import causes_of
 from perf_offcpu.analysis.classes.classify import Waits, classify
 from perf_offcpu.analysis.classes.idle import of_idle_threads
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
@@ -185,7 +186,7 @@ def _column(interval: Interval, key: str) -> tuple[I64, I64, Callable[[int, int]
         held = holders_of(profile).known().astype(np.int64)
         return held, np.empty(0, np.int64), lambda value, _: named(value, _) if value >= 0 else NO_OBJECT
     if key == "stack":
-        return _stacks(profile)
+        return _stacks(profile, interval.waits)
     if key not in _OF_LIVES:
         column, label = column_of(key, profile, interval.waits)
         return column, np.empty(0, np.int64), lambda _, row: label(row)
@@ -199,14 +200,18 @@ def _column(interval: Interval, key: str) -> tuple[I64, I64, Callable[[int, int]
     return of_samples.astype(np.int64), of_lives.astype(np.int64), named
 
 
-def _stacks(profile: Profile) -> tuple[I64, I64, Callable[[int, int], str]]:
-    """Return the column of whole stacks, as `_column` does; a label has the innermost function first."""
-    tree = build_paths(profile, PathOptions(), rooted=False)
-    nodes, row_of = np.unique(tree.of_sample, return_inverse=True)
+def _stacks(profile: Profile, waits: Waits) -> tuple[I64, I64, Callable[[int, int], str]]:
+    """Return the column of whole stacks, as `_column` does. A label has the function that explains the wait, as reports
+    name it, and then the stack, the innermost function first: `balance: futex_wait < … < balance < main`."""
+    tree, causes = build_paths(profile, PathOptions(), rooted=False), causes_of(profile, waits)
+    first, row_of = group(tree.of_sample.astype(np.int64), causes.function)
     names = [name.label for name in tree.names]
-    paths = tree.paths(nodes.astype(np.int64))
+    paths = tree.paths(tree.of_sample[first].astype(np.int64))
+    functions = [causes.names[function] for function in causes.function[first].tolist()]
     texts = [
-        printable(" < ".join(names[name] for name in reversed(paths.row(row).tolist()))) for row in range(len(nodes))
+        f"{function}{function and ': '}"
+        + printable(" < ".join(names[name] for name in reversed(paths.row(row).tolist())))
+        for row, function in enumerate(functions)
     ]
     labels, column = np.unique(np.array(texts, object), return_inverse=True)  # names of different files may be equal
     return column[row_of].astype(np.int64), np.empty(0, np.int64), lambda value, _: str(labels[value])

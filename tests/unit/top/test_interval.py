@@ -84,9 +84,11 @@ def test_rows_by_other_keys_have_the_times_inside_the_interval() -> None:
         assert sum(one["now"] for one in rows(key, idle="show")) == 3, key
 
 
-def test_rows_of_stacks_begin_with_the_innermost_function() -> None:
+def test_rows_of_stacks_begin_with_the_function_that_explains_the_wait() -> None:
     labels = {one["label"]: one["blocked"] for one in rows("stack")}
-    assert labels == {"futex_wait < main": S + S // 4, "main": S, "io_schedule < main": 2 * S}
+    assert labels == {
+        "main: futex_wait < main": S + S // 4, "main: main": S, "main: io_schedule < main": 2 * S,
+    }  # fmt: skip
 
 
 def test_idle_threads_are_hidden_shown_or_alone() -> None:

@@ -90,7 +90,9 @@ def test_enter_goes_to_threads_and_stacks_and_backspace_back() -> None:
         await pilot.press("tab")
         assert "waits and stacks" in text(app, "#path"), "there is no other grouping of a page"
         await pilot.press("enter")
-        assert labels(app) == ["futex_wait < main"] and " › a 1 › by stack" in text(app, "#path").replace("thread ", "")
+        assert labels(app) == ["main: futex_wait < main"] and " › a 1 › by stack" in text(app, "#path").replace(
+            "thread ", ""
+        )
         await pilot.press("enter")
         assert text(app, "#stack_text").splitlines() == [
             "Blocked now:",
@@ -160,9 +162,9 @@ def test_a_flame_graph_is_walked_and_zoomed() -> None:
         await pilot.pause()
         assert flame.chosen.width == 197 and flame.chosen.path == flame.zoom
         await pilot.press("up", "backspace", "backspace", "right", "left")
-        assert app._is_flame and not flame.leave_zoom()
+        assert not flame.leave_zoom(), "the whole graph is shown"
         await pilot.click(FlameView, offset=(196, 1))
-        assert flame.chosen.path == ("b",), "what only runs has no time there"
+        assert text(app, "#path").startswith("b: "), "what only runs has no time there"
         await pilot.press("backspace")
         assert not app._is_flame and labels(app) == ["a", "b", "runs\\x1b[31m"]
 
