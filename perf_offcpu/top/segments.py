@@ -41,10 +41,10 @@ from perf_offcpu.symbolize.symbolizer import symbolize
 from perf_offcpu.unwind.unwinder import KnownStacks, unwind
 
 RECORDING: Final = (
-    *("-e", "none", "--compression-level", "0", "--max-rate", "1000"),
+    *("-e", "none", "--compression-level", "0", "--max-rate", "500"),
     *("--switch-output=64M", "--switch-max-files", "4"),
 )
-"""Options of record: waits alone; files that are read once stay as they are; at most 1000 samples a second, beyond
+"""Options of record: waits alone; files that are read once stay as they are; at most 500 samples a second, beyond
 which waits are summed with their exact times; and at most 256 MB while it is not read."""
 _FILE_S: Final = 60.0
 _PIECE: Final = 1 << 20
