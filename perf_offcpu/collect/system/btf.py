@@ -93,15 +93,15 @@ class Btf:
         """Return whether a type, member or enumerator has this name (say `BPF_FUNC_task_pt_regs`)."""
         return b"\0" + name.encode() + b"\0" in self._strings
 
-    def member(self, structure: str, path: str) -> Member | None:
+    def member(self, structure: str, path: str, *, low_bits: bool = False) -> Member | None:
         """Return offset and size of a member; None if the structure or the member does not exist. `structure`: name of
         a `struct`. `path`: member name; names joined by dots go into embedded structures (`"thread.sp"`), never through
-        pointers. Members of anonymous structures and unions are found by their own name. Raises FormatError: the types
-        are damaged, or the member is a bit field."""
+        pointers. Members of anonymous structures and unions are found by their own name. `low_bits`: the member may be
+        a bit field that begins with a byte. Raises FormatError: the types are damaged, or it is another bit field."""
         type_id = self.type_id(Kind.STRUCT, structure)
         offset = 0
         for name in path.split("."):
-            member = None if type_id is None else self._find_member(self._resolve(type_id), name, _MAX_DEPTH)
+            member = None if type_id is None else self._find_member(self._resolve(type_id), name, _MAX_DEPTH, low_bits)
             if member is None:
                 return None
             offset, type_id = offset + member[0], member[1]
@@ -183,7 +183,7 @@ class Btf:
         sized = kind in _COMPOSITE or kind in (Kind.INT, Kind.ENUM, Kind.ENUM64, Kind.FLOAT)
         return self._word(resolved, 2) if sized else 0
 
-    def _find_member(self, type_id: int, name: str, depth: int) -> tuple[int, int] | None:
+    def _find_member(self, type_id: int, name: str, depth: int, low_bits: bool) -> tuple[int, int] | None:
         """Return (byte offset, type id) of a member, also one within anonymous members; None if there is none."""
         if not depth:
             raise self._damage(f"members of type {type_id} are nested too deeply")
@@ -191,11 +191,12 @@ class Btf:
             return None
         with_widths = self._word(type_id, 1) >> 31  # kind_flag: the upper 8 bits of offsets are widths
         for name_off, member_type, offset in self._entries(type_id, 3):
-            member_name, bit_offset = self._string(name_off), -1 if with_widths and offset >> 24 else offset
+            member_name, width = self._string(name_off), offset >> 24 if with_widths else 0
+            bit_offset = offset & 0xFFFFFF if with_widths else offset
             if member_name == name:
-                return self._whole_bytes(bit_offset, name), member_type
+                return self._whole_bytes(-1 if width and not low_bits else bit_offset, name), member_type
             if not member_name:
-                inner = self._find_member(self._resolve(member_type), name, depth - 1)
+                inner = self._find_member(self._resolve(member_type), name, depth - 1, low_bits)
                 if inner is not None:
                     return self._whole_bytes(bit_offset, name) + inner[0], inner[1]
         return None

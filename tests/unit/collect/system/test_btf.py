@@ -59,6 +59,7 @@ def test_members_of_structures_with_bit_fields_and_all_names(kernel: bytes) -> N
     assert btf.member("flags", "low") == Member(0, 4) and btf.member("flags", "high") == Member(5, 4)
     with pytest.raises(FormatError, match="odd is a bit field"):
         btf.member("flags", "odd")
+    assert btf.member("flags", "odd", low_bits=True) == Member(4, 4)
     assert btf.has_string("B") and btf.has_string("wake_cpu")
     assert not btf.has_string("wake_cp") and not btf.has_string("cpu")
     with pytest.raises(CapabilityError, match="cannot be read .No such file.*CONFIG_DEBUG_INFO_BTF=y"):
