@@ -128,6 +128,9 @@ def _complete(budgets: NDArray[Any], tasks: NDArray[Any], header: SharedHeader, 
     running = (tasks["mode"] == modes.index("running")) & (budgets["ran_ns"] > 0)
     budgets["ran_ns"] += np.where(running, end - since, 0).astype(np.uint64)
     waits_for_cpu = is_among(tasks["mode"], np.sort([modes.index(name) for name in WAITING_FOR_CPU]))
-    budgets["queued_ns"] = tasks["queued_ns"] + np.where(waits_for_cpu, end - since, end - border)
+    # While a thread waits, the kernel's figure of its switch-out counts. The figure of now has a part of this wait if
+    # the thread went from one CPU's queue to another's.
+    queued = np.where(waits_for_cpu | blocked, budgets["queued_ns"], tasks["queued_ns"])
+    budgets["queued_ns"] = queued + np.where(waits_for_cpu, end - since, end - border)
     budgets["pid"], budgets["tid"] = tasks["pid"], tasks["tid"]
     budgets["end_ns"] = end

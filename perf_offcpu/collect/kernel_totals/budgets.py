@@ -13,12 +13,14 @@ from perf_offcpu.abi.counters import BUDGET, BUDGET_MAGIC, BUDGET_VERSION, BUDGE
 from perf_offcpu.collect.bpf.last_tasks import WAITING_FOR_CPU
 from perf_offcpu.collect.counters import account_sample
 from perf_offcpu.collect.events.perf_event import NATIVE
+from perf_offcpu.model.columns import is_among
 from perf_offcpu.perfdata.events import EventSpec
 
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
 
 BATCH = 256  # budgets in one sample: a record has room for some 500
+_MISSES = 16  # successive looks that may miss a thread
 SWITCH_NS = 5000  # time of a switch that may count for the thread that leaves or for the one that comes
 
 
@@ -62,45 +64,65 @@ class BudgetShares:
         row whose thread has a share in an earlier file begins where that share ended. `budgets`: rows of whole lives,
         as `struct offcpu_budget`."""
         shares = by_kernel_figures(budgets, self._modes)
-        if not self._written or not len(budgets):
-            return shares
-        written = np.concatenate(self._written)
-        written_row = _last_rows(written, budgets)
-        shared_rows = np.flatnonzero(written_row >= 0)
-        before = written[written_row[shared_rows]]
-        shares["switches"][shared_rows] -= before["switches"]
-        shares["ns"][shared_rows] = _difference(shares["ns"][shared_rows], before["ns"])
-        shares["begin_ns"][shared_rows] = before["end_ns"]
+        rows, before = self._before(budgets)
+        shares["switches"][rows] -= before["switches"]
+        shares["ns"][rows] = _difference(shares["ns"][rows], before["ns"])
+        shares["begin_ns"][rows] = before["end_ns"]
         shares["end_ns"] = np.maximum(shares["end_ns"], shares["begin_ns"])
         return shares
 
     def note(self, budgets: NDArray[Any]) -> None:
-        """Note budgets of whole lives whose shares were written. The budgets of the call before are kept, too: that of
-        a thread that has ended since then is not in `budgets`, and is drained later."""
-        self._written = [*self._written[-1:], by_kernel_figures(budgets, self._modes)]
+        """Note budgets of whole lives whose shares were written. Those that are not in `budgets` are kept for some more
+        calls: of a thread that has ended since then, which is drained later, or that changed while it was looked at.
+
+        What was written is noted, not what is known now: a thread that came to a CPU while it was looked at can have
+        its wait for the CPU twice, or not at all, and the next share has to make that good."""
+        written = self.share(budgets)
+        rows, before = self._before(budgets)
+        for name in ("switches", "ns"):
+            written[name][rows] += before[name]
+        written["begin_ns"] = budgets["begin_ns"]
+        keys = _keys(budgets)
+        earlier = [rows[~is_among(_keys(rows), np.sort(keys))] for rows in self._written[-_MISSES:]]
+        self._written = [*earlier, written]
+
+    def _before(self, budgets: NDArray[Any]) -> tuple[I64, NDArray[Any]]:
+        """Return (rows of `budgets` with shares in earlier files, sums of the shares of each)."""
+        if not self._written or not len(budgets):
+            return np.empty(0, np.int64), budgets[:0]
+        written = np.concatenate(self._written)
+        written_row = _last_rows(written, budgets)
+        rows = np.flatnonzero(written_row >= 0)
+        return rows, written[written_row[rows]]
 
 
 def _difference(now: U64, before: U64) -> U64:
-    """Return `now - before`, uint64[n, buckets], with values below 0 set to 0 and taken off the row's largest value. A
-    later budget can have less in a bucket: the time of an unfinished wait was divided by what was known of it then,
-    which changes if a second wake-up comes, or if the thread turns out to be just born."""
+    """Return `now - before`, uint64[n, buckets], with values below 0 set to 0 and taken off the largest values of the
+    row. A later budget can have less in a bucket: the time of an unfinished wait was divided by what was known of it
+    then, which changes if a second wake-up comes, or if the thread turns out to be just born."""
     change = (now - before).view(np.int64)
-    missing = np.minimum(change, 0).sum(axis=1)
+    missing = -np.minimum(change, 0).sum(axis=1, keepdims=True)
     change = np.maximum(change, 0)
-    rows, largest = np.arange(len(change)), change.argmax(axis=1)
-    change[rows, largest] = np.maximum(change[rows, largest] + missing, 0)
+    largest_first = np.argsort(-change, axis=1, kind="stable")
+    ordered = np.take_along_axis(change, largest_first, axis=1)
+    larger = ordered.cumsum(axis=1) - ordered
+    np.put_along_axis(change, largest_first, ordered - np.clip(missing - larger, 0, ordered), axis=1)
     return change.view(np.uint64)
 
 
 def _last_rows(known: NDArray[Any], wanted: NDArray[Any]) -> I64:
     """Return int64[n]: for each row of `wanted` the last index in `known` with its tid and begin_ns, or -1."""
-    both = np.concatenate([known, wanted])
-    keys = np.stack([both["tid"].astype(np.uint64), both["begin_ns"]], axis=1)
-    unique, key_of_row = np.unique(keys, axis=0, return_inverse=True)
-    key_of_row = key_of_row.reshape(-1)
+    unique, key_of_row = np.unique(_keys(np.concatenate([known, wanted])), return_inverse=True)
     rows = np.full(len(unique), -1, np.int64)
     np.maximum.at(rows, key_of_row[: len(known)], np.arange(len(known)))
     return rows[key_of_row[len(known) :]]
+
+
+def _keys(budgets: NDArray[Any]) -> NDArray[Any]:
+    """Return one value for each row: its tid and begin."""
+    keys = np.stack([budgets["tid"].astype(np.uint64), budgets["begin_ns"]], axis=1)
+    joined: NDArray[Any] = np.ascontiguousarray(keys).view("V16").reshape(-1)
+    return joined
 
 
 def by_kernel_figures(budgets: NDArray[Any], modes: Sequence[str]) -> NDArray[Any]:

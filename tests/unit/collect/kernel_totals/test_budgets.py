@@ -159,17 +159,18 @@ def test_own_counts_stay_where_the_kernel_has_none() -> None:
 
 
 def test_threads_that_run_or_wait_for_a_cpu_at_the_end() -> None:
-    """The kernel's figures go up to the last switch, and the program adds the time from there."""
+    """The kernel's figures go up to the last switch, and the program adds the time from there. What the kernel counted
+    since then, when a thread went to another queue (95, after 70 at the switch), is part of that time."""
     tasks = np.zeros(3, HEADER.structs["last"])
     tasks["mode"] = [MODES.index(name) for name in ("running", "preempted", "interruptible")]
-    tasks["switch_out_ns"], tasks["wakeup_ns"], tasks["queued_ns"] = 1000, [0, 0, 1060], 30
+    tasks["switch_out_ns"], tasks["wakeup_ns"], tasks["queued_ns"] = 1000, [0, 0, 1060], 95
     row = switched(5, 500, 0, running=600, runnable=50, interruptible=100)
     lasts = [tasks[at : at + 1].tobytes() + row.tobytes() for at in range(3)]
     row["ran_before_ns"] = row["ran_ns"] = 0
     lasts.append(tasks[:1].tobytes() + row.tobytes())
     found = parse_tasks(b"".join(lasts), HEADER, 1100, with_budget=True).budgets
     assert found["ran_ns"].tolist() == [1100, 1000, 1000, 0]
-    assert found["queued_ns"].tolist() == [30, 130, 70, 30]
+    assert found["queued_ns"].tolist() == [95, 170, 110, 95]
 
 
 def test_proportions_of_long_lives_add_up_to_the_ns() -> None:
@@ -249,3 +250,32 @@ def test_marker_stands_before_frames_only() -> None:
     assert (offsets.tolist(), words.tolist()) == ([0, 0, 3, 3, 5], [USER, 1, 2, USER, 3])
     assert first_addresses((offsets, words)).tolist() == [0, 1, 0, 3]
     assert first_addresses(stacks([])).tolist() == [0]
+
+
+def test_shares_add_up_to_the_last_life_though_a_look_was_wrong() -> None:
+    """A thread seen while it comes to a CPU may have its wait for it twice. The next share makes that good, and a share
+    has never more time than has passed."""
+    shares = BudgetShares(MODES)
+    lives = [
+        budget(8, 0, 100, running=10, runnable=20),
+        budget(8, 0, 200, running=20, runnable=110),  # 50 too much
+        budget(8, 0, 230, running=30, runnable=70, unknown=5, stopped=5),
+        budget(8, 0, 400, running=40, runnable=150, unknown=5, stopped=5),
+    ]
+    summed = np.zeros_like(lives[0]["ns"])
+    for life, passed in zip(lives, (100, 100, 30, 170), strict=True):
+        share = shares.share(life)
+        shares.note(life)
+        summed += share["ns"]
+        assert share["ns"].sum() == passed == share["end_ns"] - share["begin_ns"]
+    assert summed.tolist() == lives[-1]["ns"].tolist()
+
+
+def test_a_thread_that_some_looks_miss_has_no_time_twice() -> None:
+    """Looks leave out a budget that changes while it is read; on a busy machine several in a row."""
+    shares = BudgetShares(MODES)
+    shares.note(np.concatenate([budget(8, 0, 100, running=15), budget(9, 0, 100)]))
+    for end in (200, 300, 400):
+        shares.note(budget(9, 0, end))
+    assert told(shares.share(budget(8, 0, 500, running=25))) == [(8, 100, 500, 10, 390, 400)]
+    assert told(shares.share(budget(9, 0, 500))) == [(9, 400, 500, 0, 100, 100)]
