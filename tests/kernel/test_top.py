@@ -89,12 +89,13 @@ def test_what_an_agent_records_is_shown_without_a_recorder(tmp_path: Path) -> No
                 profiles = list(itertools.islice(segments, 2))
         done = program.run("top", "--agent", place.spool, "--json", "-n", "1", "-s", "thread")
         process.kill()
-    (row,) = (row for row in json.loads(done.stdout)["rows"] if row["label"].endswith(f" {process.pid}"))
+    document = json.loads(done.stdout)
+    (row,) = (row for row in document["rows"] if row["label"].endswith(f" {process.pid}"))
     (begin, end), (later, _) = (profile.meta.recorded[0] for profile in profiles)
     assert 0 <= later - end < end - begin and segments.unread == 0
     (name,) = written
     assert load_recording(tmp_path / name).meta.begin_ns == begin
-    assert row["blocked"] + row["runnable"] >= 0.9 * (end - begin) and row["now"] == 1
+    assert row["blocked"] + row["runnable"] >= 0.9 * (document["end_ns"] - document["begin_ns"]) and row["waits"]
 
 
 @pytest.fixture(params=["waiter", "messaging", pytest.param("messaging for long", marks=pytest.mark.long)])
@@ -138,8 +139,7 @@ def test_intervals_add_up_to_what_a_recording_of_the_same_time_says(command: lis
     assert waits == expected and sum(waits.values()) > 500
     states = [getattr(budget, name) for name in ("runnable_ns", "preempted_ns", *BLOCKED.values())]
     all_ns = sum(int(state[np.isin(budget.tid, list(expected))].sum()) for state in states)
-    # Each recorder has its own times of births, ends and preemption, which a busy machine makes longer.
-    assert abs(sum(times[tid] for tid in expected) - all_ns) <= all_ns // 100
+    assert abs(sum(times[tid] for tid in expected) - all_ns) <= all_ns // 1000
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
