@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from perf_offcpu.abi.machine import MACHINES
 from perf_offcpu.collect.system.btf import Btf
-from perf_offcpu.errors import CapabilityError
+from perf_offcpu.errors import CapabilityError, FormatError
 
 Defines = dict[str, int | str]  # preprocessor constants of the BPF program
 
@@ -268,7 +268,10 @@ def _tcp(btf: Btf) -> Defines:
     is running (TCP_CHRONO_TYPE) is a bit field of two bits in older kernels, the first of a byte."""
     first = btf.member("tcp_sock", "rtt_min"), btf.member("minmax_sample", "v")
     defines = all_offsets(btf, _TCP) if all(first) else dict.fromkeys(_TCP, 0)
-    chrono = btf.member("tcp_sock", "chrono_type", low_bits=True)
+    try:
+        chrono = btf.member("tcp_sock", "chrono_type", low_bits=True)
+    except FormatError:  # it begins within a byte
+        chrono = None
     defines["TCP_CHRONO_TYPE"] = chrono.offset if chrono else 0
     min_rtt = sum(member.offset for member in first if member)
     return {**defines, "TCP_MIN_RTT": min_rtt, "TCP_TICK_US": round(1e6 * time.clock_getres(_COARSE_CLOCK))}
