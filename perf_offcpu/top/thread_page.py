@@ -10,7 +10,7 @@ import numpy as np
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.holders import holders_of
 from perf_offcpu.callpaths.keys import column_of
-from perf_offcpu.model.columns import I32, I64, Bool
+from perf_offcpu.model.columns import I32, I64, Bool, distinct
 from perf_offcpu.model.recording import SUM_FLAGS
 from perf_offcpu.report.style import pad
 from perf_offcpu.structs import frozen
@@ -78,6 +78,10 @@ def page(interval: Interval, history: History) -> list[str]:
 
 def _states(interval: Interval, history: History) -> Iterator[str]:
     tids = interval.lives.tid[interval.lives_chosen]
+    if not len(tids):  # chosen by a key of waits
+        tids = distinct(interval.profile.samples.tid[interval.chosen])
+    if not len(tids):
+        return
     for name, label in (("running", "Running"), ("runnable", "For a CPU"), ("blocked", "Blocked")):
         if shares := history.shares(name, tids):
             yield f"{label:<9} {shares[-1]:.3f} s/s; last minute: {sparkline(shares, max(1, len(tids)))}"

@@ -111,6 +111,20 @@ def test_enter_goes_to_threads_and_stacks_and_backspace_back() -> None:
     drive(app, steps)
 
 
+def test_a_page_that_an_object_led_to_has_the_times_of_its_thread() -> None:
+    app = shown()
+
+    async def steps(pilot: Driver) -> None:
+        await pilot.press("6", "down", "enter", "enter")
+        assert app._into == [("object", "m in a"), ("thread", "a 1")]
+        assert "Running   0.250 s/s; last minute: ▂" in text(app, "#stack_text")
+        app._interval = interval_of(ProfileBuilder(meta={"begin_ns": 1, "end_ns": 2}).build())
+        app._show()
+        assert "s/s" not in text(app, "#stack_text"), "nothing is known of the thread"
+
+    drive(app, steps)
+
+
 def test_clicks_choose_enter_and_sort() -> None:
     app = shown()
 
