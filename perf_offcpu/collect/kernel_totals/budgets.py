@@ -58,18 +58,24 @@ class BudgetShares:
     def __init__(self, modes: Sequence[str]) -> None:
         self._modes = modes
         self._written: list[NDArray[Any]] = []
+        self._last: tuple[NDArray[Any], NDArray[Any], I64, NDArray[Any]] | None = None  # arguments, results of _share
 
     def share(self, budgets: NDArray[Any]) -> NDArray[Any]:
         """Return `budgets` corrected by the kernel's figures (`by_kernel_figures`), less the parts in earlier files. A
         row whose thread has a share in an earlier file begins where that share ended. `budgets`: rows of whole lives,
         as `struct offcpu_budget`."""
+        return self._share(budgets)[0]
+
+    def _share(self, budgets: NDArray[Any]) -> tuple[NDArray[Any], I64, NDArray[Any]]:
+        """Return (shares, rows of `budgets` with shares in earlier files, sums of the earlier shares of each)."""
         shares = by_kernel_figures(budgets, self._modes)
         rows, before = self._before(budgets)
         shares["switches"][rows] -= before["switches"]
         shares["ns"][rows] = _difference(shares["ns"][rows], before["ns"])
         shares["begin_ns"][rows] = before["end_ns"]
         shares["end_ns"] = np.maximum(shares["end_ns"], shares["begin_ns"])
-        return shares
+        self._last = budgets, shares, rows, before
+        return shares, rows, before
 
     def note(self, budgets: NDArray[Any]) -> None:
         """Note budgets of whole lives whose shares were written. Those that are not in `budgets` are kept for some more
@@ -77,8 +83,9 @@ class BudgetShares:
 
         What was written is noted, not what is known now: a thread that came to a CPU while it was looked at can have
         its wait for the CPU twice, or not at all, and the next share has to make that good."""
-        written = self.share(budgets)
-        rows, before = self._before(budgets)
+        last = self._last  # as a rule of the same budgets
+        shares, rows, before = last[1:] if last is not None and last[0] is budgets else self._share(budgets)
+        written, self._last = shares.copy(), None
         for name in ("switches", "ns"):
             written[name][rows] += before[name]
         written["begin_ns"] = budgets["begin_ns"]
