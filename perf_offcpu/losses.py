@@ -164,8 +164,8 @@ PYTHON_UNKNOWN = _recorder(
 PYTHON_UNREAD = _recorder("python-unread", "threads, blocked at the end, whose Python functions could not be read")
 UNPRIVILEGED = _recorder(
     "unprivileged",
-    "recording by an ordinary user: no wakers, kernel stacks, nor run-queue delay of single waits; no stacks of short "
-    "waits",
+    "recording by an ordinary user: no wakers, no run-queue delay of single waits, no user stacks of short waits; "
+    "kernel stacks only at kernel.perf_event_paranoid 1 or lower",
     is_loss=False,
 )
 WAITS_UNSEEN = _recorder(

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recordings by an ordinary user: the same waits as BPF sees, stacks and objects of long ones, and clear refusals."""
 
+import contextlib
 import os
 import shlex
 import shutil
 import stat
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -188,3 +190,70 @@ def test_what_it_cannot_record_it_refuses(arguments: list[str], words: str, plac
     assert run.returncode != 0 and words in run.stderr, run.stderr
     assert len(run.stderr.splitlines()) <= 2
     assert not (place / "perf.data").exists()
+
+
+PARANOID = Path("/proc/sys/kernel/perf_event_paranoid")
+
+
+@contextlib.contextmanager
+def paranoid(value: str) -> Iterator[None]:
+    before = PARANOID.read_text()
+    PARANOID.write_text(value)
+    try:
+        yield
+    finally:
+        PARANOID.write_text(before)
+
+
+@pytest.fixture
+def paranoid_one() -> Iterator[None]:
+    with paranoid("1"):
+        yield
+
+
+# As Debian's kernels do at 3: perf_event_open(2) fails with EACCES (13), here by a filter of system calls.
+REFUSING = """
+import ctypes, os, struct, sys
+number = {"x86_64": 298, "aarch64": 241}[os.uname().machine]
+code = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (6, 0, 0, 0x50000 | 13), (6, 0, 0, 0x7FFF0000)]
+program = b"".join(struct.pack("HBBI", *instruction) for instruction in code)
+buffer = ctypes.create_string_buffer(program)
+filter = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(code), ctypes.addressof(buffer)))
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, filter, 0, 0):
+    sys.exit(os.strerror(ctypes.get_errno()))
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
+def test_paranoid_3_is_named_only_where_the_kernel_forbids_all_events(place: Path) -> None:
+    (place / "refusing.py").write_text(REFUSING)
+    with paranoid("3"):
+        refused = nobody_records("--", "true", cwd=place, before="python3 refusing.py")
+        # A kernel without Debian's patch takes 3 as 2.
+        own, other = (nobody_records(*words, cwd=place) for words in (["--", "true"], ["-p", "1"]))
+    assert refused.returncode != 0 and len(refused.stderr.splitlines()) == 1
+    assert "kernel.perf_event_paranoid is 3: this kernel leaves all perf events to CAP_SYS_ADMIN" in refused.stderr
+    assert own.returncode == 0, own.stderr
+    assert "it is of another user" in other.stderr and "paranoid" not in other.stderr
+
+
+@pytest.mark.usefixtures("paranoid_one")
+def test_waits_have_kernel_stacks_where_the_kernel_may_be_seen(place: Path) -> None:
+    code = "import os, time; [time.sleep(0.002) for _ in range(50)]; time.sleep(0.1); r, w = os.pipe(); os.read(r, 1)"
+    command = ("timeout", "0.5", "/usr/bin/python3", "-c", code)
+    run = nobody_records("--", *command, cwd=place)
+    assert run.stderr and (place / "perf.data").exists(), run.stderr
+    profile = run.profile
+    samples = profile.samples
+    waits = np.flatnonzero((samples.flags & SampleFlag.OFFCPU > 0) & (samples.flags & SampleFlag.PREEMPTED == 0))
+    named = {row: functions_of(profile, int(samples.stack[row])) for row in waits.tolist()}
+    sleeps = [names for row, names in named.items() if "do_nanosleep" in names]
+    # Those of 2 ms were not looked at: only the kernel's part is known.
+    assert len(sleeps) == 51, list(named.values())
+    assert any("anon_pipe_read" in names or "pipe_read" in names for names in named.values())
+    # The parts join: the sleep of 100 ms was looked at.
+    assert any("do_nanosleep" in names and any("clock_nanosleep" in name for name in names[:-6]) for names in sleeps)
+    # Samples of switches are no on-CPU samples.
+    oncpu = samples.flags & SampleFlag.OFFCPU == 0
+    assert not any("schedule" in functions_of(profile, stack)[-1:] for stack in samples.stack[oncpu].tolist())

@@ -109,7 +109,7 @@ def refusal(problem: OSError, name: str, attr: Attr, tid: int = -1) -> PerfOffcp
             "use -e cpu-clock",
         )
     if problem.errno in (errno.EACCES, errno.EPERM) and tid >= 0:
-        return _refusal_of_thread(tid, paranoid())
+        return _refusal_of_thread(attr, tid, paranoid())
     if problem.errno in (errno.EACCES, errno.EPERM):
         return CapabilityError(
             f"event {name} may not be opened for all processes (kernel.perf_event_paranoid is {paranoid()})",
@@ -122,9 +122,11 @@ def refusal(problem: OSError, name: str, attr: Attr, tid: int = -1) -> PerfOffcp
     return RecordingError(f"event {name}: the kernel refuses it: {problem.strerror}")
 
 
-def _refusal_of_thread(tid: int, level: str) -> CapabilityError:
-    """Return the error for an event of one thread; `level`: the value of kernel.perf_event_paranoid."""
-    if level.isdigit() and int(level) >= _PARANOID_OF_DEBIAN and CAP_SYS_ADMIN not in capabilities():
+def _refusal_of_thread(attr: Attr, tid: int, level: str) -> CapabilityError:
+    """Return the error for an event of one thread; `level`: the value of kernel.perf_event_paranoid. Kernels without
+    Debian's patch accept 3, too, and take it as 2: the caller's own thread tells them apart."""
+    forbids_all = level.isdigit() and int(level) >= _PARANOID_OF_DEBIAN and CAP_SYS_ADMIN not in capabilities()
+    if forbids_all and not can_open(attr, -1, 0):
         what = f"kernel.perf_event_paranoid is {level}: this kernel leaves all perf events to CAP_SYS_ADMIN"
         return CapabilityError(what, "run as root, or set it to 2: sysctl kernel.perf_event_paranoid=2")
     what = f"thread {tid} may not be observed: it is of another user, or runs a set-user-ID program"

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The collector of an ordinary user: perf events of own threads instead of BPF programs, and a reader that looks at
 threads while they sleep. It records every wait with its exact times; of longer waits the user stack, the system call
-and the object. It does not know wakers, kernel stacks, nor the run-queue delay of single waits."""
+and the object. It does not know wakers, nor the run-queue delay of single waits; kernel stacks only where
+kernel.perf_event_paranoid is 1 or lower."""
 
 import contextlib
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from perf_offcpu.collect.rings.side_band import SideBand
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.targets import process_of
 from perf_offcpu.collect.unprivileged.budgets import Budgets, threads_of
+from perf_offcpu.collect.unprivileged.chains import KernelChains
 from perf_offcpu.collect.unprivileged.events import TaskEvents
 from perf_offcpu.collect.unprivileged.looks import Reader, Sleeper
 from perf_offcpu.collect.unprivileged.objects import CallObjects
@@ -61,7 +63,8 @@ class UserCollector:
         self._side_band = SideBand(self.build_ids, self.known_kernel, self.unread.lost)
         self._lost, self._samples, self._unseen = Losses(), 0, Counter(0)
         self._tasks, self._budgets = tasks, Budgets(tasks)
-        self._switches = SwitchLog(tasks, 0, self._lost)
+        self._chains = KernelChains(self._events.switch_ids, self._events.switch_shape)
+        self._switches = SwitchLog(tasks, 0, self._lost, self._chains)
         self._objects = CallObjects(options.objects)
         self._reader = Reader(options.stack_bytes, self._objects)
         self._sums, self.sums = ShortSums(), 0
@@ -79,7 +82,7 @@ class UserCollector:
         if not self._on_exec:
             self._events.enable()
         self.span = Span(begin_ns, 0, self.options.threshold_ns)
-        self._switches = SwitchLog(self._tasks, begin_ns, self._lost)
+        self._switches = SwitchLog(self._tasks, begin_ns, self._lost, self._chains)
 
     def end(self) -> None:
         """Stop all events."""
@@ -128,7 +131,8 @@ class UserCollector:
         self.still_blocked = len(waits)
         for low in range(0, len(waits), AT_ONCE):
             rows = waits[low : low + AT_ONCE]
-            sink.append(wait_records(self.waits, last[rows], [looks[row] for row in rows], over=False))
+            chains = self._chains.of_waits(last[rows])
+            sink.append(wait_records(self.waits, last[rows], [looks[row] for row in rows], chains, over=False))
         sums = self._sums.take()
         self.sums = len(sums)
         none = np.zeros(len(sums) + 1, np.int64), np.empty(0, np.uint64)
@@ -162,7 +166,9 @@ class UserCollector:
         self._samples += len(rows)
         for low in range(0, len(rows), AT_ONCE):
             part = slice(low, low + AT_ONCE)
-            sink.append(wait_records(self.waits, intervals[rows[part]], looks[part]))
+            chains = self._chains.of_waits(intervals[rows[part]])
+            sink.append(wait_records(self.waits, intervals[rows[part]], looks[part], chains))
+        self._switches.forget_chains()
 
     @property
     def draws_stacks(self) -> bool:

@@ -3,16 +3,26 @@
 
 The tracker, a dummy event, asks for SWITCH records, which have the exact times at which a thread leaves and gets a CPU,
 and for side-band records. The on-CPU events write into its rings. Code of the kernel is left out where the user may not
-see it (kernel.perf_event_paranoid is 2 or more)."""
+see it (kernel.perf_event_paranoid is 2 or more); elsewhere each context switch is a sample with the kernel's
+callchain."""
 
 import contextlib
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from perf_offcpu.abi.attr import Attr, AttrFlag, ReadFormat
+from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType, ReadFormat, SampleType, SoftwareConfig
 from perf_offcpu.abi.offcpu import EVENT_NAME
+from perf_offcpu.abi.sample import SampleShape
 from perf_offcpu.collect.events import perf_event
-from perf_offcpu.collect.events.evsels import TRACKER_NAME, CpuEvent, Support, offcpu_attr, sampling_attr, tracker_attr
+from perf_offcpu.collect.events.evsels import (
+    TRACKER_NAME,
+    CpuEvent,
+    Support,
+    basic_attr,
+    offcpu_attr,
+    sampling_attr,
+    tracker_attr,
+)
 from perf_offcpu.collect.options import RecordOptions
 from perf_offcpu.collect.rings.rings import Rings
 from perf_offcpu.collect.system.cpus import online_cpus
@@ -20,6 +30,7 @@ from perf_offcpu.perfdata.events import EventSpec
 
 RING_BYTES: Final = 512 << 10  # what kernel.perf_event_mlock_kb allows an ordinary user by default
 _WAITS_ID: Final = int.from_bytes(b"offcpu-t", "big")  # id of the event of waits; the kernel counts from 1
+_SWITCHES: Final = "context-switches, with callchains"  # unlike the name of any event that -e asks for
 _USER_ONLY: Final = AttrFlag.EXCLUDE_KERNEL | AttrFlag.EXCLUDE_HV
 
 
@@ -34,6 +45,9 @@ class TaskEvents:
         rings: the rings of all records.
         support: parts of attrs that the kernel accepts.
         waits: the event of the samples of waits, which the recorder writes itself.
+        switch_ids: ids of the event of context switches, whose samples have kernel callchains, one at each switch; none
+            where the user may not see the kernel. They are no part of the file.
+        switch_shape: of its samples.
     """
 
     def __init__(self, options: RecordOptions, tids: Iterable[int], on_exec: bool, say: Callable[[str], None]) -> None:
@@ -48,10 +62,15 @@ class TaskEvents:
             stack.callback(self.rings.close)
             attrs = [(event.name, self._sampling(row, options)) for row, event in enumerate(options.events)]
             self._names = [*(name for name, _ in attrs), TRACKER_NAME]
+            switches = self._switches()
+            self.switch_shape = SampleShape.of(switches)
+            if options.kernel_stacks and not self._exclude:
+                attrs.append((_SWITCHES, switches))
             for tid in (first, *others):
                 for name, attr in attrs if tid == first else [*attrs, (TRACKER_NAME, self.rings.owner.attr)]:
                     with contextlib.suppress(ProcessLookupError):
                         self._share(CpuEvent(name, attr, cpus, tid))
+            self.switch_ids = [number for event in self._sharing if event.name == _SWITCHES for number in event.ids]
             waits = offcpu_attr(self.support, 0, options.stack_bytes)
             self.waits = EventSpec(waits, EVENT_NAME, (_WAITS_ID,))
             stack.pop_all()
@@ -77,6 +96,11 @@ class TaskEvents:
         rate = options.frequency_hz, options.period
         attr = sampling_attr(options.events[row], self.support, *rate, kernel_stacks, stack_bytes=options.stack_bytes)
         return attr._replace(flags=attr.flags | self._flags | self._exclude)
+
+    def _switches(self) -> Attr:
+        flags = self._flags | AttrFlag.EXCLUDE_CALLCHAIN_USER
+        attr = basic_attr(PerfType.SOFTWARE, SoftwareConfig.CONTEXT_SWITCHES, self.support)
+        return attr._replace(sample_type=attr.sample_type | SampleType.CALLCHAIN, flags=attr.flags | flags)
 
     def _share(self, event: CpuEvent) -> None:
         self._sharing.append(event)

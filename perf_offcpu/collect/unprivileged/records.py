@@ -30,6 +30,7 @@ SUM: Final = np.dtype(
     + [(name, "u8") for name in ("cgroup", "total_ns", "count", "longest_ns", "first_switch_out_ns")]
     + [(name, "u8") for name in ("last_switch_in_ns", "runq_ns", "woken", "caller", "object_id")]
 )
+_NO_WORDS: Final = np.empty(0, np.uint64)
 _NOTHING: Final = Look(0, 0, UNKNOWN_U32, SYSCALL_UNKNOWN, 0, 0, b"", WaitObject())
 
 
@@ -39,9 +40,17 @@ def register_mask() -> int:
     return sum(1 << registers.of_sample.index(number) for number in (registers.sp, registers.pc))
 
 
-def wait_records(event: EventSpec, waits: NDArray[Any], looks: Sequence[Look | None], *, over: bool = True) -> bytes:
-    """Return one sample record of `event` for each wait (`switches.INTERVAL`), with what was seen of its thread.
-    `over`: the waits have ended; else they last at the end of the recording."""
+def wait_records(
+    event: EventSpec,
+    waits: NDArray[Any],
+    looks: Sequence[Look | None],
+    kernel_chains: Sequence[NDArray[np.uint64]],
+    *,
+    over: bool = True,
+) -> bytes:
+    """Return one sample record of `event` for each wait (`switches.INTERVAL`), with what was seen of its thread, and
+    its callchain in the kernel, which may be empty. `over`: the waits have ended; else they last at the end of the
+    recording."""
     seen = [look or _NOTHING for look in looks]
     objects = [look.found for look in seen]
     rows = np.zeros(len(waits), SUM)
@@ -64,8 +73,11 @@ def wait_records(event: EventSpec, waits: NDArray[Any], looks: Sequence[Look | N
         "runq_ns": np.where(waits["preempted"], lengths, np.uint64(UNKNOWN_U64)),
         **columns,
     }
-    words = np.array([(int(CallchainContext.USER), look.pc) for look in seen if look.pc], np.uint64).reshape(-1)
-    chains = offsets_of(2 * has_stack.astype(np.int64)), words
+    parts: list[NDArray[np.uint64]] = []
+    for kernel_chain, look in zip(kernel_chains, seen, strict=True):
+        user = np.array([int(CallchainContext.USER), look.pc][: 2 * (look.pc != 0)], np.uint64)
+        parts.append(np.concatenate([kernel_chain, user]))
+    chains = offsets_of(np.array([len(part) for part in parts], np.int64)), np.concatenate([*parts, _NO_WORDS])
     copies = _copies(seen) | {"cpu": waits["cpu"]}
     return wait_samples(event, CpuMode.USER, rows, waits["end"], chains, payload, copies)
 

@@ -81,7 +81,7 @@ _RECORDING = """
 --until-exit PID: stop when this process ends, whatever is recorded
 --ready-fd FD: write READY to this open descriptor when recording has begun, and close it
 --unprivileged: record own processes without BPF, as is done by itself where BPF is refused: every wait with its
-  times, but stacks and objects of longer waits only, no wakers and no kernel stacks
+  times, but user stacks and objects of longer waits only, no wakers; kernel stacks at perf_event_paranoid 1 or lower
 -r, --realtime PRIO: run the recorder as SCHED_FIFO
 -q, --quiet: print errors only
 -v, --verbose: print losses and resources in detail
