@@ -22,6 +22,7 @@ SCRIPTS = {
     "scripts/offcpu.py": "share/perf-offcpu/offcpu.py",
     "service/perf-offcpu-agent.service": "share/perf-offcpu/perf-offcpu-agent.service",
     "service/daemonset.yaml": "share/perf-offcpu/daemonset.yaml",
+    "service/Containerfile": "share/perf-offcpu/Containerfile",
     "service/agent.toml": "share/perf-offcpu/agent.toml",
     "service/alerts.yaml": "share/perf-offcpu/alerts.yaml",
     "service/grafana.json": "share/perf-offcpu/grafana.json",

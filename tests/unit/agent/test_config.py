@@ -144,6 +144,18 @@ def test_the_unit_bounds_what_the_agent_may_take() -> None:
     assert "\nRestrictRealtime=" not in text, "the thread that empties the rings is SCHED_FIFO"
 
 
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not installed")
+def test_systemd_takes_every_line_of_the_unit(tmp_path: Path) -> None:
+    def said(text: str) -> str:
+        (tmp_path / UNIT.name).write_text(text)
+        words = ["systemd-analyze", "verify", "--man=no", str(tmp_path / UNIT.name)]
+        return subprocess.run(words, capture_output=True, text=True, check=False).stderr
+
+    text = UNIT.read_text()
+    assert said(text) == ""
+    assert "Unknown" in said(text.replace("KillMode=", "KilMode="))
+
+
 def test_capabilities_are_the_same_everywhere() -> None:
     unit = re.findall(r"CAP_(\w+)", re.search(r"^CapabilityBoundingSet=(.*)$", UNIT.read_text(), re.M)[1])  # type: ignore[index]
     assert unit == re.findall(r"- (\w+)", DAEMONSET.read_text().partition("add:\n")[2].partition("resources:")[0])
