@@ -257,3 +257,23 @@ def test_waits_have_kernel_stacks_where_the_kernel_may_be_seen(place: Path) -> N
     # Samples of switches are no on-CPU samples.
     oncpu = samples.flags & SampleFlag.OFFCPU == 0
     assert not any("schedule" in functions_of(profile, stack)[-1:] for stack in samples.stack[oncpu].tolist())
+
+
+ALL_TASKS = """
+from perf_offcpu.abi.attr import Attr, PerfType, SoftwareConfig
+from perf_offcpu.collect.events.perf_event import open_event
+from perf_offcpu.collect.system.privileges import CAP_PERFMON, capabilities
+attr = Attr(type=PerfType.SOFTWARE, config=SoftwareConfig.BPF_OUTPUT, sample_period=1)
+try:
+    print(CAP_PERFMON in capabilities(), open_event(attr, 0, -1) > 0)
+except OSError as problem:
+    print(CAP_PERFMON in capabilities(), problem.errno)
+"""
+
+
+def test_capabilities_of_a_user_namespace_open_no_rings() -> None:
+    """Why BPF tokens do not help (Documentation/security.md)."""
+    python = [program.PROGRAM[0], "-c", ALL_TASKS]
+    inside = ["unshare", "--user", "--map-root-user", *python]
+    said = [subprocess.run(words, capture_output=True, text=True, check=True).stdout for words in (python, inside)]
+    assert said == ["True True\n", "True 13\n"]
