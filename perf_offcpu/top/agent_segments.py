@@ -2,8 +2,8 @@
 """Show what a running agent records, without a second recorder: each recording that it completes is an interval.
 
 The agent writes recordings into its spool, makes rows of each complete one, and removes it. Here each is opened while
-the recorder still writes it, so that it can be read after it has left the spool. Only root and the agent's user can
-open the spool; nothing is asked of the agent, and nothing in the spool is changed."""
+the recorder still writes it, so that it can be read after it has left the spool. Only the agent's user opens
+the spool; nothing is asked of the agent, and nothing in the spool is changed."""
 
 import contextlib
 import os
