@@ -112,7 +112,8 @@ def test_the_slow_peer_and_lost_packets(tmp_path: Path, link: Link, name: str, r
 def test_the_full_window(tmp_path: Path, link: Link) -> None:
     scene = play(tmp_path, link, "full", 6)
     causes = shares(scene, np.flatnonzero(scene.profile.samples.tcp_state))
-    assert causes[NetworkCause.WINDOW] >= (0.8 if SLOW else 0.99), causes
+    # The first wait may be for the own send buffer: it begins before the window is full.
+    assert causes[NetworkCause.WINDOW] >= (0.8 if SLOW else 0.98), causes
 
 
 @pytest.mark.parametrize(("name", "dropped"), [("handshake", ""), ("quick", SYNS)])
