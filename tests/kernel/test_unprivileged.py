@@ -146,9 +146,10 @@ def test_a_program_in_python_that_execs_another(place: Path) -> None:
     long = np.flatnonzero((samples.flags & SampleFlag.OFFCPU > 0) & (samples.period >= 150 * MS))
     whole = long[(samples.flags[long] & NOT_WHOLE) == 0]
     assert samples.period[whole].sum() > 0.8 * samples.period[long].sum()
-    leaves = {functions_of(profile, stack)[-1] for stack in samples.stack[whole].tolist()}
-    assert any("nanosleep" in leaf for leaf in leaves), leaves
-    assert any("accept" in leaf for leaf in leaves), leaves
+    # Not the innermost ones: in glibc 2.41 these have no name without debug symbols.
+    functions = {name for stack in samples.stack[whole].tolist() for name in functions_of(profile, stack)}
+    assert any("nanosleep" in name for name in functions), functions
+    assert any("accept" in name for name in functions), functions
     names = {profile.strings[comm] for comm in samples.comm[long].tolist()}
     assert {"python3", "sleep"} <= names
 
