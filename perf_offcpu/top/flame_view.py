@@ -84,13 +84,13 @@ class FlameView(ScrollView, can_focus=True):
     def render_line(self, y: int) -> Strip:
         """Draw a line of boxes, each with its name and a line at its end."""
         y += self.scroll_offset.y
-        strips, at = list[Segment](), 0
+        strips, column = list[Segment](), 0
         for box in self._lines[y] if y < len(self._lines) else []:
-            strips.append(Segment(" " * (box.begin - at)))
+            strips.append(Segment(" " * (box.begin - column)))
             name = cut(printable(box.label), box.width - 1) if box.width > 1 else ""
             style = _CHOSEN if box.path == self._path else _COLORS[sum(box.label.encode()) % len(_COLORS)]
             strips.append(Segment(f"{name:<{box.width - 1}}▕", style))
-            at = box.begin + box.width
+            column = box.begin + box.width
         return Strip(strips).adjust_cell_length(self.scrollable_content_region.width)
 
     def _choose(self, box: Box) -> None:

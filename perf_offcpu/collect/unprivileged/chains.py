@@ -61,8 +61,8 @@ class KernelChains:
         for tid, begin, ran_since in zip(*columns, strict=True):
             low, high = np.searchsorted(threads, tid), np.searchsorted(threads, tid, "right")
             row = low + int(np.searchsorted(times[low:high], begin, "right")) - 1
-            known = row >= low and times[row] >= ran_since
-            found.append(np.frombuffer(self._chains["words"][row], np.uint64) if known else _NO_WORDS)
+            is_of_wait = row >= low and times[row] >= ran_since
+            found.append(np.frombuffer(self._chains["words"][row], np.uint64) if is_of_wait else _NO_WORDS)
         return found
 
     def forget(self, last_switches: NDArray[Any]) -> None:
