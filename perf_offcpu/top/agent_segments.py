@@ -41,6 +41,7 @@ class AgentSegments:
             raise UsageError(f"--agent {spool}: {problem.strerror}; no agent's spool of this user") from None
         self._symbols, self._ended = SymbolizeOptions(cache=KeptCache.usual()), threading.Event()
         self._last: tuple[str, int] | None = None  # name and descriptor of the last one that was read
+        self._being_written: dict[str, int] = {}  # name → descriptor
         self._done: Callable[[list[str]], None] | None = None
         self._spent = time.monotonic(), time.process_time()
         self.unread = 0
@@ -49,12 +50,14 @@ class AgentSegments:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the spool."""
+        """Close the spool and the recordings."""
         self._resources.close()
+        for fd in (*self._being_written.values(), *([self._last[1]] if self._last else [])):
+            os.close(fd)
 
     def __iter__(self) -> Iterator[Profile]:
         """Yield the profile of each recording, when it is complete, or when it left the spool."""
-        being_written: dict[str, int] = {}
+        being_written = self._being_written
         past = set(self._names()[:-1])
         while not self._ended.wait(_LOOK_S):
             names = self._names()
