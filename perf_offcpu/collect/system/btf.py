@@ -77,7 +77,7 @@ class Btf:
         return cls(data, str(path))
 
     def type_id(self, kind: Kind, name: str) -> int | None:
-        """Return the BTF id of the type of this kind (one of `_NAMED`) and name; None if there is none."""
+        """Return the BTF id of a type by its kind (one of `_NAMED`) and its name; None if the kernel lacks it."""
         name_off = self._strings.find(b"\0" + name.encode() + b"\0") + 1
         return self._index.find(kind, name_off) if name_off and kind in _NAMED else None
 
@@ -108,7 +108,7 @@ class Btf:
         return Member(offset, self._size(type_id or 0))
 
     def enumerator(self, enumeration: str, name: str) -> int | None:
-        """Return the value of an enumerator of an `enum` of 32 bits; None if there is none."""
+        """Return the value of an enumerator of an `enum` of 32 bits; None if the kernel lacks it."""
         type_id = self.type_id(Kind.ENUM, enumeration)
         if type_id is None:
             return None
@@ -184,7 +184,7 @@ class Btf:
         return self._word(resolved, 2) if sized else 0
 
     def _find_member(self, type_id: int, name: str, depth: int, low_bits: bool) -> tuple[int, int] | None:
-        """Return (byte offset, type id) of a member, also one within anonymous members; None if there is none."""
+        """Return (byte offset, type id) of a member, also one within anonymous members; None if the type lacks it."""
         if not depth:
             raise self._damage(f"members of type {type_id} are nested too deeply")
         if self._kind(type_id) not in _COMPOSITE:
