@@ -17,6 +17,7 @@ from typing import Final
 
 from perf_offcpu.agent.budget import Bucket
 from perf_offcpu.agent.config import DAY_S, AgentConfig
+from perf_offcpu.agent.containers import ContainerAsker
 from perf_offcpu.agent.cost import keep_no_free_memory
 from perf_offcpu.agent.delivery import Delivery
 from perf_offcpu.agent.endpoint import Endpoint, Notifier, read_token
@@ -67,6 +68,7 @@ class Agent:
         self._started_s = self._measured_s = 0.0
         self._ending, self._lost = False, ""
         self._lease: LeaseKeeper | None = None
+        self._asker: ContainerAsker | None = None
         self._keeper = BudgetKeeper(self.config, self.metrics, say)
         self._segment_began_s = 0.0  # 0: no segment grows
         self._in_pause = False  # by what the recorder has said
@@ -277,7 +279,10 @@ class Agent:
         from perf_offcpu.push.opening import open_targets
 
         labels = dict(config.labels)
-        dataset = DatasetSink(config.dataset, labels) if config.dataset else None
+        self._open_asker(config.containers)
+        asker = self._asker
+        names = (lambda: asker.names) if asker else None
+        dataset = DatasetSink(config.dataset, labels, names) if config.dataset else None
         opened = open_targets(config.push, config.push_header_file, config.push_ca) if config.push else []
         self._hold_lease(dataset, take_over=take_over)
         push = [PushSink(*target, labels, self.spool, self.metrics, self._say) for target in opened]
@@ -293,6 +298,13 @@ class Agent:
         for sink in before:
             sink.close(0)
         self._drop_messages({sink.key for sink in push})
+
+    def _open_asker(self, place: str) -> None:
+        if self._asker is not None and self._asker.place != place:
+            self._asker.close(0)
+            self._asker = None
+        if place and self._asker is None:
+            self._asker = ContainerAsker(place, self.metrics, self._say)
 
     def _hold_lease(self, dataset: DatasetSink | None, *, take_over: bool) -> None:
         """Take the lease of a dataset, and give that of another one up; raise LeaseTakenError if that fails."""

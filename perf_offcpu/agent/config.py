@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 from perf_offcpu.agent.endpoint import is_open_to_others
 from perf_offcpu.errors import UsageError
@@ -41,13 +42,14 @@ class AgentConfig:
     spool_bytes: int = 256 << 20  # its limit
     listen: str = f"127.0.0.1:{PORT}"  # where metrics are: ADDRESS:PORT or unix:PATH; "" none
     token_file: str = ""  # token that requests for them show; "" none
+    containers: str = ""  # where names of containers are asked for: unix:PATH (CRI), URL (kubelet); "" nowhere
     labels: tuple[tuple[str, str], ...] = ()  # of this host
     record: tuple[str, ...] = ()  # further options of `perf-offcpu record`
 
 
 KEYS: Final = frozenset(
     "dataset keep push push-header-file push-ca off-cpu-period segment max-cpu max-bytes spool spool-size listen port "
-    "token-file label record".split()
+    "token-file containers label record".split()
 )
 """Keys of the file: long options, and `record` for the options after `--`."""
 
@@ -91,6 +93,7 @@ def make_config(values: Mapping[str, Any]) -> AgentConfig:
         spool_bytes=parse_size("--spool-size", values.get("spool-size", default.spool_bytes), least="16M"),
         listen=_place(values),
         token_file=_text(values, "token-file", ""),
+        containers=_text(values, "containers", ""),
         labels=tuple(sorted({**_labels_of_environment(), **_labels(values)}.items())),
         record=_texts(values, "record"),
     )
@@ -100,9 +103,21 @@ def make_config(values: Mapping[str, Any]) -> AgentConfig:
         raise UsageError("--spool: the name is empty")
     if config.listen and not config.token_file and is_open_to_others(config.listen):
         raise UsageError(f"--listen {config.listen}: other machines can reach it: --token-file is needed")
+    if config.containers and not _is_asked(config.containers):
+        raise UsageError(f"--containers {config.containers}: give unix:PATH of a CRI socket, or http://HOST:10255")
     if not config.dataset and not config.push:
         raise UsageError("there is nothing to write to: give --dataset, --push, or both")
     return config
+
+
+def _is_asked(place: str) -> bool:
+    """Return whether `agent.containers` can ask at a place."""
+    try:
+        parts = urlsplit(place)
+        is_url = parts.scheme == "http" and bool(parts.hostname and parts.port) and not (parts.query or parts.username)
+    except ValueError:
+        return False
+    return place.isprintable() and (is_url or bool(re.fullmatch("unix:/.+", place)))
 
 
 def _place(values: Mapping[str, Any]) -> str:

@@ -37,6 +37,7 @@ METRICS: Final = {
         Metric("compacted_files_total", "counter", "files of the dataset that were merged into others"),
         Metric("expired_hours_total", "counter", "hours of the dataset that --keep removed"),
         Metric("upkeep_failures_total", "counter", "attempts to merge or remove files that failed"),
+        Metric("container_names_failures_total", "counter", "attempts to ask for names of containers that failed"),
         Metric("pushed_total", "counter", "messages that a server took", "server"),
         Metric("pushed_bytes_total", "counter", "bytes of these messages", "server"),
         Metric("push_retries_total", "counter", "attempts to push that failed and are repeated", "server"),

@@ -12,7 +12,7 @@ import re
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
@@ -24,11 +24,13 @@ from perf_offcpu.errors import PerfOffcpuError, UsageError
 from perf_offcpu.files import read_regular
 
 if TYPE_CHECKING:
-    from perf_offcpu.dataset.rows import Gap
+    from perf_offcpu.dataset.rows import ContainerNames, Gap
     from perf_offcpu.dataset.store import Store
     from perf_offcpu.model.profile import Profile
     from perf_offcpu.push.sender import Sender
     from perf_offcpu.push.targets import Target
+
+    Containers = Callable[[], Mapping[str, ContainerNames]]
 
 FIRST_RETRY_S: Final = 1.0
 LAST_RETRY_S: Final = 300.0
@@ -194,13 +196,14 @@ class LeaseKeeper(Worker):
 
 
 class DatasetSink:
-    """Writes segments to the dataset at `url`; `labels` are for segments whose origin has no labels (None)."""
+    """Writes segments to the dataset at `url`; `labels` are for segments whose origin has no labels (None).
+    `containers` returns the names of containers by id."""
 
-    def __init__(self, url: str, labels: dict[str, str]) -> None:
+    def __init__(self, url: str, labels: dict[str, str], containers: Containers | None = None) -> None:
         from perf_offcpu.dataset.dataset import open_dataset
 
         self._url, self.dataset = url, open_dataset(url, make=True)
-        self._labels = labels
+        self._labels, self._containers = labels, containers or dict
 
     @property
     def store(self) -> Store:
@@ -214,7 +217,7 @@ class DatasetSink:
         from perf_offcpu.dataset.segment import write_segment
 
         labels = self._labels if origin.labels is None else origin.labels
-        host = host_of(profile, labels, machine_id(), origin.boot_id)
+        host = host_of(profile, labels, machine_id(), origin.boot_id, self._containers())
         try:
             return write_segment(self.dataset, profile, host, _gaps(profile, missing)).bytes
         except OSError as problem:

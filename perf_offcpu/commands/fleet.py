@@ -34,7 +34,10 @@ _DIFF = """
   without it: hosts that are unlike the others
 -s, --sort KEYS: the first table by these keys, separated by commas (default: class)
 """
-SORT_KEYS = "host comm pid tid event state class syscall object waker cgroup container blocked".split()
+SORT_KEYS = (
+    *"host comm pid tid event state class syscall object waker cgroup".split(),
+    *"container pod namespace container_name image blocked".split(),
+)
 """Keys of `--sort`, as in `report`; every label of a host is a key, too."""
 _SELECTION = f"""
 --since TIME: from this time on, UTC: 2026-11-22T14:00, 14:00 (today), -2h, -3d; a wait is at its end
@@ -45,7 +48,7 @@ _SELECTION = f"""
 --comm NAMES: threads of these names
 --class CLASSES: waits of these classes: {", ".join(BY_LABEL)}
 --object PATTERN: waits for objects whose name contains this: ledger_lock, 10.0.0.7:*; not a list
---container IDS: containers by the beginning of their ids
+--container NAMES: containers by the beginning of their ids, by name, or by pod
 {IDLE}
 """
 _ENGINE = "--engine URL: duckdb (default, in this process), spark:MASTER, or a database: clickhouse://HOST/DB"

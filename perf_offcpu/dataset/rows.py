@@ -3,7 +3,8 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import field
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from perf_offcpu.dataset.content import Content, taken
 from perf_offcpu.dataset.schema import BUDGETS
 from perf_offcpu.errors import UsageError
 from perf_offcpu.losses import by_text
+from perf_offcpu.model.columns import I64
 from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Spans
@@ -24,6 +26,15 @@ from perf_offcpu.text import printable
 _CONTAINER = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 """Form of container ids, by which Docker, containerd, CRI-O and podman name control groups."""
 _CLOCK_SLACK_NS = 60 * 10**9
+
+
+class ContainerNames(NamedTuple):
+    """Names of a container, "" for what is not known."""
+
+    pod: str = ""
+    namespace: str = ""
+    container_name: str = ""
+    image: str = ""
 
 
 @frozen
@@ -37,15 +48,22 @@ class Host:
     cpus: int = 0
     arch: str = ""
     labels: dict[str, str] | None = None
+    containers: Mapping[str, ContainerNames] = field(default_factory=dict)  # names by id
 
 
-def host_of(profile: Profile, labels: Mapping[str, str] | None = None, host_id: str = "", boot_id: str = "") -> Host:
+def host_of(
+    profile: Profile,
+    labels: Mapping[str, str] | None = None,
+    host_id: str = "",
+    boot_id: str = "",
+    containers: Mapping[str, ContainerNames] | None = None,
+) -> Host:
     """Return the host of a recording; its id is `host_id`, else its name. Raise UsageError if both are empty."""
     meta, name = profile.meta, printable(profile.meta.hostname)
     if not (host_id or name):
         raise UsageError(f"{meta.source}: it does not say of which host it is")
     facts = printable(meta.os_release), meta.nr_cpus, printable(meta.arch)
-    return Host(host_id or name, boot_id, name, *facts, dict(labels or {}))
+    return Host(host_id or name, boot_id, name, *facts, dict(labels or {}), containers or {})
 
 
 @frozen
@@ -106,7 +124,7 @@ def sample_columns(profile: Profile, content: Content, host: Host, span: Span) -
         "waker_tid": (samples.waker_tid, samples.waker_tid < 0),
         "waker_comm": texts["waker_comm"],
         "cgroup": texts["cgroup"],
-        "container": _containers(texts["cgroup"]),
+        **_containers(texts["cgroup"], host.containers),
         "stack_id": content.stack_of[samples.stack],
         "waker_stack_id": content.stack_of[samples.waker_stack],
         "flags": samples.flags.astype(np.int64),
@@ -136,12 +154,21 @@ def _known(texts: Texts) -> Texts:
     return Texts([*texts.texts, ""], np.where(texts.codes < 0, len(texts.texts), texts.codes))
 
 
-def _containers(cgroups: Texts) -> Texts:
-    """Return the ids of containers in the paths of control groups; of nested containers the innermost."""
+def _containers(cgroups: Texts, names: Mapping[str, ContainerNames]) -> dict[str, Texts]:
+    """Return the ids of containers in the paths of control groups, of nested ones the innermost, and their names."""
     ids_in_path = [_CONTAINER.findall(path) for path in cgroups.texts]
-    ids = [names[-1] if names else "" for names in ids_in_path]
-    has_id = np.array([*map(bool, ids), False], np.bool_)
-    return merged(ids, cgroups.codes, has_id[cgroups.codes])
+    ids = [found[-1] if found else "" for found in ids_in_path]
+    named_ids = [names.get(id_, ContainerNames()) for id_ in ids]
+    columns = {"container": ids} | dict(
+        zip(ContainerNames._fields, map(list, zip(*named_ids, strict=True)), strict=True)
+    )
+    return {name: _where_known(texts, cgroups.codes) for name, texts in columns.items()}
+
+
+def _where_known(texts: list[str], codes: I64) -> Texts:
+    """Return a column of texts, null where the text is ""."""
+    is_known = np.array([*map(bool, texts), False], np.bool_)
+    return merged(texts, codes, is_known[codes])
 
 
 def budget_columns(profile: Profile, host: Host, span: Span) -> dict[str, Any]:

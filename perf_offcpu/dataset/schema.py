@@ -18,7 +18,7 @@ Documentation/dataset.md describes the tables to users; a test compares both.
 
 from perf_offcpu.structs import frozen
 
-VERSION = 3  # version of the tables, in the metadata of each Parquet file (key `perf_offcpu.schema`)
+VERSION = 4  # version of the tables, in the metadata of each Parquet file (key `perf_offcpu.schema`)
 
 
 @frozen
@@ -56,6 +56,10 @@ SAMPLES = (
     Column("waker_comm", "string", "its name", nullable=True),
     Column("cgroup", "string", "path of the control group", nullable=True),
     Column("container", "string", "id of the container, from the path of the control group", nullable=True),
+    Column("pod", "string", "its pod, where a kubelet or CRI socket was asked", nullable=True),
+    Column("namespace", "string", "namespace of the pod", nullable=True),
+    Column("container_name", "string", "name of the container in the pod", nullable=True),
+    Column("image", "string", "image of the container", nullable=True),
     Column("stack_id", "int64", "the stack; 0 none"),
     Column("waker_stack_id", "int64", "stack of the waker; 0 none"),
     Column("flags", "int64", "model.recording.SampleFlag, or-ed"),
@@ -103,7 +107,7 @@ HOSTS = (
     Column("kernel", "string", "release of the kernel"),
     Column("arch", "string", "architecture, as uname -m prints it"),
     Column("cpus", "int32", "number of CPUs"),
-    Column("labels", "map<string,string>", "labels: service, region, image, …"),
+    Column("labels", "map<string,string>", "labels: service, region, version, …"),
     Column("begin_ns", "int64", "begin of the recorded time: ns since 1970, UTC"),
     Column("end_ns", "int64", "its end"),
     Column("clock_offset_ns", "int64", "UTC minus CLOCK_MONOTONIC in this segment"),

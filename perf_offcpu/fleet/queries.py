@@ -24,7 +24,8 @@ from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable
 
 IDLE = "idle"  # a boolean column; its values as a key are 1 and 0
-KEYS = {name: name for name in f"comm pid tid event state class syscall object cgroup container {IDLE}".split()}
+CONTAINER_KEYS = "container pod namespace container_name image".split()
+KEYS = {name: name for name in f"comm pid tid event state class syscall object cgroup {IDLE}".split() + CONTAINER_KEYS}
 KEYS |= {"host": "host_id", "waker": "waker_comm", "stack": "stack_id"}
 """Key → column of `samples`. Every label of a host is a key, too."""
 NUMBERS = frozenset({"pid", "tid", "stack", IDLE})

@@ -20,7 +20,7 @@ from perf_offcpu.text import UNKNOWN, id_text, printable
 
 BLOCKED = "blocked"  # the key that sorts the rows of a table by time blocked, without waits for a CPU
 SERVICE = "service"  # the label of a table that each report has
-OBJECT_KEYS = ("object", "container")  # keys that a wait need not have
+OBJECT_KEYS = ("object", *queries.CONTAINER_KEYS)  # keys that a wait need not have
 _TOP_KEYS = ("comm", "stack", "class", "marks")
 _MOST_STACKS = 2000  # number of heaviest stacks among which stacks with the same functions, but other lines, are summed
 

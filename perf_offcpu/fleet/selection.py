@@ -32,7 +32,7 @@ class Selection:
     classes: tuple[str, ...] = ()
     objects: tuple[str, ...] = ()  # parts of names, with * and ?
     comms: tuple[str, ...] = ()
-    containers: tuple[str, ...] = ()  # beginnings of ids
+    containers: tuple[str, ...] = ()  # beginnings of ids, or names of containers or pods
     idle: str = "show"  # `hide` leaves out threads that merely wait for work, `only` all others
 
     def describe(self) -> str:
@@ -131,7 +131,8 @@ def filtered(samples: Any, selection: Selection) -> Any:
     if selection.objects:
         conditions.append(ibis.or_(*(samples.object.re_search(_pattern(pattern)) for pattern in selection.objects)))
     if selection.containers:
-        conditions.append(ibis.or_(*map(samples.container.startswith, selection.containers)))
+        names = [samples[column].isin(selection.containers) for column in ("pod", "container_name")]
+        conditions.append(ibis.or_(*map(samples.container.startswith, selection.containers), *names))
     return samples.filter(*conditions)
 
 

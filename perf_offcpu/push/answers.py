@@ -27,13 +27,13 @@ class Answer:
 def export_answer(data: bytes) -> Answer:
     """Return the answer in an ExportProfilesServiceResponse (protobuf); an empty Answer if it is malformed."""
     partial = _message(data, 1)
-    return Answer(max(_number(partial, 1), 0), shown(_last(partial, 2)))
+    return Answer(max(_number(partial, 1), 0), shown(last_field(partial, 2)))
 
 
 def error_text(data: bytes, content_type: str) -> str:
     """Return the reason in the body of an HTTP error, printable; "" if it states no reason."""
     if content_type in {"application/x-protobuf", "application/protobuf"}:
-        return shown(_last(data, 2))
+        return shown(last_field(data, 2))
     if content_type == "application/json":
         try:
             document = json.loads(data)
@@ -56,9 +56,9 @@ def retry_after_s(text: str | None, now_s: float) -> float | None:
 
 def retry_delay_s(status: bytes) -> float | None:
     """Return the delay of the RetryInfo in a google.rpc.Status; None without RetryInfo."""
-    for detail in _parts(status, 3):
-        if _last(detail, 1).endswith(_RETRY_INFO):
-            delay = _message(_last(detail, 2), 1)
+    for detail in submessages(status, 3):
+        if last_field(detail, 1).endswith(_RETRY_INFO):
+            delay = _message(last_field(detail, 2), 1)
             return _bounded(_number(delay, 1) + _number(delay, 2) / 1e9)
     return None
 
@@ -79,19 +79,19 @@ def _number(data: bytes, number: int) -> int:
     return numbers[-1] - (numbers[-1] >> 63 << 64) if numbers else 0
 
 
-def _parts(data: bytes, number: int) -> list[bytes]:
+def submessages(data: bytes, number: int) -> list[bytes]:
     """Return the raw bytes of each length-delimited field `number` of a protobuf message, in order."""
     return [value for field, value in _fields(data) if field == number and isinstance(value, bytes)]
 
 
-def _last(data: bytes, number: int) -> bytes:
+def last_field(data: bytes, number: int) -> bytes:
     """Return the last value of the length-delimited field `number` of a protobuf message, raw bytes; b"" if absent."""
-    return (_parts(data, number) or [b""])[-1]
+    return (submessages(data, number) or [b""])[-1]
 
 
 def _message(data: bytes, number: int) -> bytes:
     """Return field `number`, an embedded message, encoded; several values are concatenated, which merges them."""
-    return b"".join(_parts(data, number))
+    return b"".join(submessages(data, number))
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes | None]]:
