@@ -34,6 +34,7 @@ from perf_offcpu.collect.events.evsels import Support
 from perf_offcpu.collect.existing.kernel_maps import KnownKernel
 from perf_offcpu.collect.existing.maps import MappedBuildIds
 from perf_offcpu.collect.existing.proc import KnownTasks
+from perf_offcpu.collect.jvms import Jvms
 from perf_offcpu.collect.kernel_totals.user_stacks import Unread
 from perf_offcpu.collect.options import RecordOptions, bpf_config
 from perf_offcpu.collect.python.processes import PythonProcesses
@@ -65,7 +66,7 @@ class Collector:
         rings: the rings of samples.
         pressure: measures the time between two drains.
         build_ids: build-ids of mapped files.
-        pythons: the processes that run CPython.
+        pythons, jvms: the processes that run CPython and JVMs.
         unread: counts of stacks and other data that could not be read from other processes.
         known_tasks, known_kernel: records of tasks and kernel made for one file, to be used again in the next.
         counters_event: the event of samples that the recorder itself makes and writes; it has no ring.
@@ -88,8 +89,9 @@ class Collector:
             self.unread = Unread()
             self.pythons = PythonProcesses(self.unread.lost)
             stack.callback(self.pythons.close)
+            self.jvms = Jvms(say, asks=options.asks_jvms)
             self.pythons.maps = self.program.maps if self.program.reads_python else None
-            self._side_band = SideBand(self.build_ids, self.known_kernel, self.unread.lost, self.pythons)
+            self._side_band = SideBand(self.build_ids, self.known_kernel, self.unread.lost, (self.pythons, self.jvms))
             stack.callback(self._side_band.close)
             self._sampling = SamplingEvents(options, support, self.rings.owner, self.program.filter_fd, say)
             stack.callback(self._sampling.close)
@@ -272,8 +274,9 @@ class Collector:
         return self.program.draws_stacks
 
     def note_existing(self, records: bytes) -> None:
-        """Find processes that run CPython in whole records of what existed when a file began."""
+        """Find processes that run CPython or a JVM in whole records of what existed when a file began."""
         self.pythons.see(records)
+        self.jvms.see(records)
 
     def take_objects(self) -> NDArray[Any]:
         """Return the wait objects that were new since the last call, as rows of `struct offcpu_object`."""

@@ -34,6 +34,7 @@ class RecordOptions(WaitOptions):
             frame pointers.
         ring_bytes: size of each CPU's ring buffer, a power of two of pages; 0 for the default.
         realtime_priority: SCHED_FIFO priority of the recorder; 0 for none.
+        asks_jvms: JVMs are asked for the names of their compiled code.
         pystack: directory of pystack, which reads the Python functions of threads that are still blocked at the end; ""
             for none.
         duration_s: seconds after which the recording ends; None for no limit.
@@ -56,6 +57,7 @@ class RecordOptions(WaitOptions):
     stack_bytes: int = 0
     ring_bytes: int = 0
     realtime_priority: int = 0
+    asks_jvms: bool = True
     pystack: str = ""
     duration_s: float | None = None
     until_exit: int = 0

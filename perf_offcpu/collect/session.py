@@ -191,6 +191,7 @@ class Session:
                 break
             self.files.write_due()
             self.files.account_if_due()
+            self.collector.jvms.step()
             now = time.monotonic()
             if now >= next_look:
                 self._follow_cpus(waiter)

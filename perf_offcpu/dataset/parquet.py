@@ -17,7 +17,7 @@ from perf_offcpu.model.columns import Bool
 VERSION_KEY = b"perf_offcpu.schema"
 LEVEL = 3  # level of zstd: higher levels take much more time, and level 9 saves a few percent
 ROW_GROUP = 1 << 15  # Rows of a row group. It holds few hosts: a query for one service skips the row groups of others.
-CHUNK = 1 << 20  # number of rows in memory while files are merged
+CHUNK = 1 << 17  # number of rows in memory while files are merged
 _MOST_VALUES = ROW_GROUP * 1024
 """Most values of a column in a row group: as many as ROW_GROUP of the deepest stacks have.
 

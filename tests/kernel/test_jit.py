@@ -1,9 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Waits below code that was made at run time: its functions have the names that the runtime gave them."""
 
+import contextlib
+import os
 import re
 import shutil
+import socket
 import subprocess
+import sys
+import tempfile
+import time
 from functools import cache
 from pathlib import Path
 
@@ -12,9 +18,12 @@ import pytest
 from builders import program
 from kernel.recorder import run
 
+from perf_offcpu.collect.system.as_owner import ask_as_owner
+
 pytestmark = pytest.mark.beside
 
 HERE = Path(__file__).with_name("jit")
+NOBODY = 65534
 Stacks = dict[tuple[str, ...], int]
 
 needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="no node here (Debian: nodejs)")
@@ -29,9 +38,9 @@ def pythons() -> dict[str, str]:
     return {version: place for version, place in places.items() if place and ".pyenv/shims" not in place}
 
 
-def folded(cwd: Path, name: str = "perf.data") -> Stacks:
+def folded(cwd: Path, name: str = "perf.data", *, force: bool = False) -> Stacks:
     """ns by stack, root first."""
-    done = program.run("convert", "--folded", "-i", name, "-o", "-", cwd=cwd)
+    done = program.run("convert", "--folded", "-i", name, "-o", "-", *(["-f"] if force else []), cwd=cwd)
     lines = (line.rpartition(" ") for line in done.stdout.splitlines())
     return {tuple(stack.split(";")): int(ns) for stack, _, ns in lines}
 
@@ -78,6 +87,79 @@ def test_java(tmp_path: Path) -> None:
     main = ["start_thread", "JavaMain", "jni_CallStaticVoidMethod"]
     assert time_below(stacks, *main, "JVM_Sleep") >= 880_000_000
     assert time_below(stacks, *main, r"long Waits\.handleRequest\(int\)", "JVM_Sleep") >= 300_000_000
+
+
+@needs_java
+@pytest.mark.parametrize("user", [0, NOBODY], ids=["root", "nobody"])
+def test_a_jvm_is_asked_for_names(tmp_path: Path, user: int) -> None:
+    """A JVM without a flag for names, of any user, as root records it."""
+    with contextlib.ExitStack() as stack:
+        place = stack.enter_context(tempfile.TemporaryDirectory())  # all directories above tmp_path are root's alone
+        subprocess.run(["javac", "-d", place, HERE / "Waits.java"], check=True, timeout=60)
+        os.chmod(place, 0o755)
+        words = ["java", "-XX:+PreserveFramePointer", "-cp", place, "Waits", "100000"]
+        java = stack.enter_context(subprocess.Popen(words, user=user, group=user, extra_groups=[]))
+        try:
+            time.sleep(1)
+            said = run("-q", "--off-cpu-thresh", "0", "-p", str(java.pid), "--duration", "2", cwd=tmp_path).stderr
+            assert java.poll() is None and "JVM" not in said
+            stacks = folded(tmp_path, force=True)
+        finally:
+            java.kill()
+            Path(f"/tmp/.java_pid{java.pid}").unlink(missing_ok=True)
+            Path(f"/tmp/perf-{java.pid}.map").unlink(missing_ok=True)
+    assert time_below(stacks, "JavaMain", r"long Waits\.handleRequest\(int\)", "JVM_Sleep") >= 1_500_000_000
+    assert not Path(f"/tmp/.attach_pid{java.pid}").exists()
+
+
+NO_JVM = """
+import ctypes, mmap, os, signal, sys
+handles, library = sys.argv[1:]
+if handles == "handles":
+    signal.signal(signal.SIGQUIT, lambda *_: None)
+file = os.open(library, os.O_RDWR | os.O_CREAT)
+os.truncate(file, 4096)
+memory = mmap.mmap(file, 4096, prot=mmap.PROT_READ | mmap.PROT_EXEC)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize(
+    ("handles", "library", "expected"),
+    [
+        ("ignores", "libjvm.so", "it does not handle SIGQUIT (-Xrs?)"),
+        ("handles", "libjvm.so", "No such file or directory"),
+        ("handles", "other.so", "it is no JVM"),
+        ("handles", "libjvm.so link", "another user's /tmp/perf-PID.map is in the way"),
+        ("handles", "libjvm.so socket", "Connection refused"),
+        ("handles", "libjvm.so mute", ""),
+    ],
+)
+def test_what_is_no_jvm_is_left_alone(tmp_path: Path, handles: str, library: str, expected: str) -> None:
+    """A process whose file is called libjvm.so: SIGQUIT does not end it, and it does not hold the recorder up."""
+    library, _, trap = library.partition(" ")
+    words = [sys.executable, "-c", NO_JVM, handles, str(tmp_path / library)]
+    with contextlib.ExitStack() as stack:
+        process = stack.enter_context(subprocess.Popen(words, stdout=subprocess.PIPE))
+        stack.callback(process.kill)
+        assert process.stdout and process.stdout.readline() == b"ready\n"
+        own, map_ = Path(f"/tmp/.java_pid{process.pid}"), Path(f"/tmp/perf-{process.pid}.map")
+        stack.callback(own.unlink, missing_ok=True)
+        stack.callback(map_.unlink, missing_ok=True)
+        if trap == "link":
+            map_.symlink_to(tmp_path / "target")
+        elif trap:
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+            listener.bind(str(own))
+            if trap == "mute":
+                listener.listen()
+        begin = time.monotonic()
+        answer = ask_as_owner("perf-map", process.pid).decode().replace(str(process.pid), "PID")
+        assert (answer == expected or (trap == "mute" and answer)) and time.monotonic() - begin < 10
+        assert process.poll() is None
+    assert not (tmp_path / "target").exists() and not Path(f"/tmp/.attach_pid{process.pid}").exists()
 
 
 needs_trampolines = pytest.mark.skipif(

@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read the Python functions of threads that are still blocked at the end, by pystack (`--python-stacks`). pystack runs
-in a process of its own, with the rights of the owner of the process that it reads, and with bounds for time, memory and
-output (`python_child.py`). The process that is read can forge the output: name functions that do not exist, but only
-for its own threads."""
+in a process of its own, with the rights of the owner of the process that it reads (`system.as_owner`). The process that
+is read can forge the output: name functions that do not exist, but only for its own threads."""
 
 import contextlib
 import importlib.util
 import json
 import os
 import re
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -25,11 +22,9 @@ from perf_offcpu.collect.bpf.last_tasks import LastTasks
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.existing.maps import read_maps
 from perf_offcpu.collect.kernel_totals.user_stacks import Unread, of_each
+from perf_offcpu.collect.system.as_owner import ask_as_owner
 
-_CHILD: Final = os.path.join(os.path.dirname(__file__), "python_child.py")
 _MOST_S: Final = 24.0  # time for all processes, each of which takes some 0.2 s
-_END_S: Final = 0.5
-_MOST_OUTPUT: Final = 1 << 20
 _MOST_TEXT: Final = 48 << 10  # size of a thread's functions that leaves room for the rest of a record, bytes
 _MOST_NAME: Final = 1000
 _MOST_NUMBER: Final = 10**9 - 1
@@ -38,7 +33,7 @@ _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 
 Say = Callable[[str], None]
 Functions = list[tuple[Any, ...]]
-"""(name, file, line, call) of each Python function of a thread, root first, as `python_child.py` prints them."""
+"""(name, file, line, call) of each Python function of a thread, root first, as the child prints them."""
 
 
 def pystack_directory() -> str | None:
@@ -104,29 +99,11 @@ def by_turns(pids: Sequence[int]) -> list[int]:
 def functions_of(pid: int, directory: str, patience_s: float = 3) -> dict[int, Functions]:
     """Return tid → functions of a process, root first; {} if they cannot be read. `directory`: holds pystack.
     `patience_s`: time after which the child is killed."""
-    python = sys.executable or f"{sys.exec_prefix}/bin/python3"
-    fd = os.memfd_create("python-stacks")  # a file, whose size the process has a limit for
-    with contextlib.suppress(OSError):  # threads that were printed before it was killed count
-        child = subprocess.Popen(
-            [python, "-I", "-S", _CHILD, directory, str(pid)],
-            stdin=subprocess.DEVNULL,
-            stdout=fd,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            env={},
-        )
-        for time_s in (patience_s, _END_S):  # then it is not awaited: it blocks on a file that never comes
-            try:
-                child.wait(timeout=time_s)
-            except subprocess.TimeoutExpired:
-                child.kill()
-    output = os.pread(fd, _MOST_OUTPUT, 0)
-    os.close(fd)
-    return _parsed(output)
+    return _parsed(ask_as_owner("functions", pid, directory, patience_s=patience_s))
 
 
 def _parsed(output: bytes) -> dict[int, Functions]:
-    """Parse the output of `python_child.py` to tid → functions; skip lines of another form."""
+    """Parse the output of the child to tid → functions; skip lines of another form."""
     functions: dict[int, Functions] = {}
     for line in output.split(b"\n"):
         try:

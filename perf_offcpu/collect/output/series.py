@@ -206,6 +206,7 @@ class FileSeries:
             self._totals.write(self.current)
         self._totals.start(end_of_file=True)
         last = self.while_draining(lambda: self._with_python(self._totals.last_tasks()))
+        self.while_draining(self._collector.jvms.ask_all)
         self._objects.finish([self.current], self.drain)
         self._codes.follow([self.current])
         self._totals_begun = True

@@ -25,19 +25,59 @@ _HEAD: Final = RECORD_HEADER.size()
 _LAYOUT: Final = RECORD_LAYOUTS[RecordType.MMAP2]
 _NAME: Final = _HEAD + _LAYOUT.offset("filename", 0)
 _SIZE_AT: Final = RECORD_HEADER.offset("size")
-_NEEDLE: Final = b"python3"
 _ADDRESSES: Final = 2**64 - 1
 _TASK: Final = struct.Struct("=IIII")  # pid, ppid, tid, ptid of FORK and EXIT
 _MMAP2, _FORK, _EXIT = int(RecordType.MMAP2), int(RecordType.FORK), int(RecordType.EXIT)
 
 
-class PythonProcesses:
+class MappingFollower:
+    """Follows what processes map, by records of the kernel and of what is there already."""
+
+    needle: bytes  # records without it are of no interest
+
+    def see(self, records: bytes) -> None:
+        """Take whole records of mappings that exist already."""
+        if self.needle not in records:
+            return
+        view, offset = memoryview(records), 0
+        while offset < len(records):
+            size = int.from_bytes(view[offset + _SIZE_AT : offset + _SIZE_AT + 2], sys.byteorder)
+            if int.from_bytes(view[offset : offset + 4], sys.byteorder) == _MMAP2:
+                self.see_mapping(view[offset : offset + size])
+            offset += size or len(records)
+
+    def see_mapping(self, record: memoryview) -> None:
+        """Take one MMAP2 record."""
+        raise NotImplementedError
+
+    def see_task(self, kind: int, record: memoryview) -> None:
+        """Take a FORK or EXIT record."""
+
+    def is_of_needle(self, record: memoryview) -> bool:
+        """Return whether the path of a mapped file ends with the needle."""
+        return bytes(record[_NAME:]).partition(b"\0")[0].endswith(self.needle)
+
+
+def pid_of(record: memoryview) -> int:
+    """Return the process of an MMAP2 record."""
+    return int.from_bytes(record[_HEAD : _HEAD + 4], sys.byteorder)
+
+
+def ended_process(kind: int, record: memoryview) -> int:
+    """Return the process that a FORK or EXIT record ends; 0 if it ends none."""
+    pid, _, tid, _ = _TASK.unpack_from(record, _HEAD)
+    return int(pid) if kind == _EXIT and pid == tid else 0
+
+
+class PythonProcesses(MappingFollower):
     """Follow processes that run CPython. `lost`: counts processes whose interpreter is not read.
 
     Attributes:
         maps: the BPF maps that are told; None: nothing is done.
         meanwhile: is called again and again while a file is read.
     """
+
+    needle = b"python3"
 
     def __init__(self, lost: Losses) -> None:
         self.maps: ProgramMaps | None = None
@@ -51,23 +91,12 @@ class PythonProcesses:
         """End the helper that reads files."""
         self._helper.close()
 
-    def see(self, records: bytes) -> None:
-        """Take whole records of mappings that exist already."""
-        if self.maps is None or _NEEDLE not in records:
-            return
-        view, offset = memoryview(records), 0
-        while offset < len(records):
-            size = int.from_bytes(view[offset + _SIZE_AT : offset + _SIZE_AT + 2], sys.byteorder)
-            if int.from_bytes(view[offset : offset + 4], sys.byteorder) == _MMAP2:
-                self.see_mapping(view[offset : offset + size])
-            offset += size or len(records)
-
     def see_mapping(self, record: memoryview) -> None:
         """Take one MMAP2 record: a process that maps code of an interpreter runs it."""
         if self.maps is None:
             return
         name = bytes(record[_NAME:]).partition(b"\0")[0]
-        if _NEEDLE not in name or not PYTHON.search(name):
+        if self.needle not in name or not PYTHON.search(name):
             return
         values = _LAYOUT.unpack(bytes(record[_HEAD:_NAME]) + b"\0" * 8, NATIVE, 0)
         pid, start = values["pid"], values["addr"]

@@ -20,6 +20,7 @@ must not lose them.
 """
 
 import contextlib
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
@@ -31,7 +32,7 @@ from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.existing.kernel_maps import KnownKernel
 from perf_offcpu.collect.existing.maps import MappedBuildIds, key_of, path_here, read_build_id, remember
 from perf_offcpu.collect.existing.records import ZERO_TRAILER
-from perf_offcpu.collect.python.processes import PythonProcesses
+from perf_offcpu.collect.python.processes import MappingFollower
 from perf_offcpu.collect.rings.rings import Sink
 from perf_offcpu.collect.system.helper import Helper, ask_each
 from perf_offcpu.errors import FileFullError
@@ -96,7 +97,7 @@ class SideBand:
         build_ids: gathers the build-ids of what is mapped.
         kernel: counts changes of the kernel's symbols.
         lost: counts files whose build-id could not be read in time.
-        pythons: follows what processes map, and their births and ends; None: nothing is followed.
+        followers: follow what processes map, and their births and ends.
 
     Attributes:
         sink: receives the records.
@@ -104,9 +105,9 @@ class SideBand:
     """
 
     def __init__(
-        self, build_ids: MappedBuildIds, kernel: KnownKernel, lost: Losses, pythons: PythonProcesses | None = None
+        self, build_ids: MappedBuildIds, kernel: KnownKernel, lost: Losses, followers: Sequence[MappingFollower] = ()
     ) -> None:
-        self._pythons = pythons or PythonProcesses(lost)
+        self._followers = followers
         self._build_ids, self._kernel, self._lost = build_ids, kernel, lost
         self._known: dict[bytes, bytes] = {}  # `_key` of a record → build-id
         self._helper = Helper(_read_build_id, PATIENCE_S)
@@ -156,7 +157,8 @@ class SideBand:
             elif kind == _MMAP2:
                 mapped.append(view[offset : offset + size])
             elif kind in _TASKS:
-                self._pythons.see_task(kind, view[offset : offset + size])
+                for follower in self._followers:
+                    follower.see_task(kind, view[offset : offset + size])
             elif kind in _GROWING:
                 self._kernel.changes += 1
             if kind in _GROWING and (true_size := _true_size(kind, view[offset : offset + size])) < size:
@@ -166,8 +168,8 @@ class SideBand:
             offset += size
         if mapped:
             self._complete(mapped)
-        for record in mapped:
-            self._pythons.see_mapping(record)
+        for record, follower in itertools.product(mapped, self._followers):
+            follower.see_mapping(record)
         return [*pieces, view[kept:]]
 
     def _complete(self, records: list[memoryview]) -> None:

@@ -98,6 +98,7 @@ def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
         kernel_threads=args.kernel_threads or any(map(is_kernel_thread, target.ids)),
         ring_bytes=parse_ring_size(args.mmap_pages) if args.mmap_pages else 0,
         realtime_priority=_at_least("--realtime", 0, args.realtime),
+        asks_jvms=not args.no_jvm_names,
         pystack=_pystack() if args.python_stacks else "",
         duration_s=duration_s(args.duration),
         until_exit=_at_least("--until-exit", 0, args.until_exit),
