@@ -10,11 +10,13 @@ from numpy.typing import NDArray
 
 from perf_offcpu.abi.sample import SAMPLE, SampleShape
 from perf_offcpu.binary.columnar import read_columns
-from perf_offcpu.binary.gather import gather_u64
+from perf_offcpu.binary.gather import gather_rows, gather_u64, offsets_of
 from perf_offcpu.collect.events.perf_event import NATIVE
+from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.perfdata.scan import Chunk
 
-_CHAIN: Final = np.dtype([("tid", "u4"), ("time", "i8"), ("words", "O")])
+_KEY: Final = np.dtype([("tid", "i4"), ("time", "i8"), ("first", "i8"), ("count", "i8")])
+"""A callchain: where its words begin in those of all chains, and how many it has."""
 _IDENTIFIER: Final = 8  # offset in a sample: the first field after the header
 _NO_WORDS: Final = np.empty(0, np.uint64)
 
@@ -24,55 +26,63 @@ class KernelChains:
 
     def __init__(self, ids: Iterable[int] = (), shape: SampleShape | None = None) -> None:
         self._ids, self._shape = np.array(list(ids), np.uint64), shape
-        self._chains = np.zeros(0, _CHAIN)  # in order of thread and time
-        self._new: list[NDArray[Any]] = []
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all chains: records were lost."""
+        self._keys, self._words = np.zeros(0, _KEY), _NO_WORDS  # keys in order of thread and time
+        self._new: list[tuple[NDArray[Any], NDArray[np.uint64]]] = []
 
     def take_from(self, chunk: Chunk, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """Keep the samples of context switches among the rows `samples`; return those rows."""
         if not len(self._ids) or not len(samples):
             return samples[:0]
         rows = samples[np.isin(gather_u64(chunk.data, chunk.starts[samples] + _IDENTIFIER), self._ids)]
-        columns = read_columns(
-            SAMPLE, chunk.data, chunk.starts[rows] + 8, chunk.starts[rows] + chunk.sizes[rows], NATIVE, self._shape
-        )
-        chains = np.zeros(len(rows), _CHAIN)
-        chains["tid"], chains["time"] = columns.scalars["tid"], columns.scalars["time"]
-        where = columns.arrays["callchain"]
-        ends = where.starts + 8 * where.counts
-        for row, (start, end) in enumerate(zip(where.starts.tolist(), ends.tolist(), strict=True)):
-            chains["words"][row] = chunk.data[start:end].tobytes()
-        self._new.append(chains[columns.ok])
+        ends = chunk.starts[rows] + chunk.sizes[rows]
+        columns = read_columns(SAMPLE, chunk.data, chunk.starts[rows] + 8, ends, NATIVE, self._shape)
+        offsets, words = gather_rows(chunk.data, columns.arrays["callchain"])
+        keys = np.zeros(len(rows), _KEY)
+        keys["tid"], keys["time"] = columns.scalars["tid"], columns.scalars["time"]
+        keys["first"], keys["count"] = offsets[:-1], np.diff(offsets)
+        self._new.append((keys[columns.ok], words))
         return rows
 
-    def clear(self) -> None:
-        """Forget all chains: records were lost."""
-        self._chains, self._new = self._chains[:0], []
+    def _sort(self) -> None:
+        """Sort new chains in."""
+        keys = [self._keys, *(keys for keys, _ in self._new)]
+        words = [self._words, *(words for _, words in self._new)]
+        for part, begin in zip(keys, offsets_of(np.array([len(part) for part in words]))[:-1], strict=True):
+            part["first"] += begin
+        merged = np.concatenate(keys)
+        self._keys, self._words = merged[np.lexsort((merged["time"], merged["tid"]))], np.concatenate(words)
+        self._new = []
 
-    def of_waits(self, waits: NDArray[Any]) -> list[NDArray[np.uint64]]:
-        """Return the callchain with which each wait (`switches.INTERVAL`) began; an empty one where it is not known.
-        The kernel takes the sample just before the SWITCH record, so it lies between the thread's last switch-in
-        (`ran_since`) and the begin of the wait."""
+    def of_waits(self, waits: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+        """Return the callchains with which waits (`switches.INTERVAL`) began, empty ones where they are not known, as
+        (offsets int64[n + 1], words). The kernel takes the sample just before the SWITCH record, so it lies between the
+        thread's last switch-in (`ran_since`) and the begin of the wait."""
         if self._new:
-            chains = np.concatenate([self._chains, *self._new])
-            self._chains, self._new = chains[np.lexsort((chains["time"], chains["tid"]))], []
-        found: list[NDArray[np.uint64]] = []
-        threads, times = self._chains["tid"], self._chains["time"]
-        columns = [waits[name].tolist() for name in ("tid", "begin", "ran_since")]
-        for tid, begin, ran_since in zip(*columns, strict=True):
-            low, high = np.searchsorted(threads, tid), np.searchsorted(threads, tid, "right")
-            row = low + int(np.searchsorted(times[low:high], begin, "right")) - 1
-            is_of_wait = row >= low and times[row] >= ran_since
-            found.append(np.frombuffer(self._chains["words"][row], np.uint64) if is_of_wait else _NO_WORDS)
-        return found
+            self._sort()
+        keys = np.append(self._keys, np.zeros(1, _KEY))
+        rows = rows_at(keys["tid"][:-1], keys["time"][:-1], waits["tid"].astype(np.int32), waits["begin"])
+        times = keys["time"][rows]
+        is_of_wait = (rows >= 0) & (times <= waits["begin"]) & (times >= waits["ran_since"])
+        return _picked(keys[np.where(is_of_wait, rows, -1)], self._words)
 
     def forget(self, last_switches: NDArray[Any]) -> None:
         """Keep, of each thread, only what may belong to its last switch (`switches.EVENT`) or to later ones."""
-        chains = np.concatenate([self._chains, *self._new])
-        self._new = []
+        self._sort()
         order = np.argsort(last_switches["tid"], kind="stable")
         tids = last_switches["tid"][order]
         since = np.append(last_switches["ran_since"][order], np.iinfo(np.int64).min)
-        rows = np.searchsorted(tids, chains["tid"])
-        is_known = np.append(tids, 0)[rows] == chains["tid"]
-        chains = chains[chains["time"] >= since[np.where(is_known, rows, len(tids))]]
-        self._chains = chains[np.lexsort((chains["time"], chains["tid"]))]
+        rows = np.searchsorted(tids, self._keys["tid"])
+        is_known = np.append(tids, 0)[rows] == self._keys["tid"]
+        self._keys = self._keys[self._keys["time"] >= since[np.where(is_known, rows, len(tids))]]
+        offsets, self._words = _picked(self._keys, self._words)
+        self._keys["first"] = offsets[:-1]
+
+
+def _picked(keys: NDArray[Any], words: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    """Return the words of chains (`_KEY`), one chain after the other: (offsets int64[n + 1], words)."""
+    offsets = offsets_of(keys["count"])
+    return offsets, words[np.repeat(keys["first"] - offsets[:-1], keys["count"]) + np.arange(offsets[-1])]

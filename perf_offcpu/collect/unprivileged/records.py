@@ -30,7 +30,6 @@ SUM: Final = np.dtype(
     + [(name, "u8") for name in ("cgroup", "total_ns", "count", "longest_ns", "first_switch_out_ns")]
     + [(name, "u8") for name in ("last_switch_in_ns", "runq_ns", "woken", "caller", "object_id")]
 )
-_NO_WORDS: Final = np.empty(0, np.uint64)
 _NOTHING: Final = Look(0, 0, UNKNOWN_U32, SYSCALL_UNKNOWN, 0, 0, b"", WaitObject())
 
 
@@ -44,13 +43,13 @@ def wait_records(
     event: EventSpec,
     waits: NDArray[Any],
     looks: Sequence[Look | None],
-    kernel_chains: Sequence[NDArray[np.uint64]],
+    kernel_chains: tuple[NDArray[np.int64], NDArray[np.uint64]],
     *,
     over: bool = True,
 ) -> bytes:
     """Return one sample record of `event` for each wait (`switches.INTERVAL`), with what was seen of its thread, and
-    its callchain in the kernel, which may be empty. `over`: the waits have ended; else they last at the end of the
-    recording."""
+    its callchain in the kernel (offsets int64[n + 1], words), which may be empty. `over`: the waits have ended; else
+    they last at the end of the recording."""
     seen = [look or _NOTHING for look in looks]
     objects = [look.found for look in seen]
     rows = np.zeros(len(waits), SUM)
@@ -59,7 +58,7 @@ def wait_records(
     rows["cgroup"] = [cgroup_of(pid) for pid in waits["pid"].tolist()]
     rows["flags"] = np.where(waits["preempted"], int(WaitFlag.PREEMPTED), 0)
     rows["flags"] |= np.where(waits["kind"] == BEFORE, int(WaitFlag.BEGAN_BEFORE), 0).astype(np.uint32)
-    has_stack = np.array([look.pc != 0 for look in seen])
+    has_stack = np.array([look.pc != 0 for look in seen], np.bool_)
     rows["lost"] = np.where(has_stack, 0, int(Lost.USER_STACK))
     rows["state"], rows["syscall"] = [look.state for look in seen], [look.syscall for look in seen]
     lengths = (waits["end"] - waits["begin"]).astype(np.uint64)
@@ -73,11 +72,13 @@ def wait_records(
         "runq_ns": np.where(waits["preempted"], lengths, np.uint64(UNKNOWN_U64)),
         **columns,
     }
-    parts: list[NDArray[np.uint64]] = []
-    for kernel_chain, look in zip(kernel_chains, seen, strict=True):
-        user = np.array([int(CallchainContext.USER), look.pc][: 2 * (look.pc != 0)], np.uint64)
-        parts.append(np.concatenate([kernel_chain, user]))
-    chains = offsets_of(np.array([len(part) for part in parts], np.int64)), np.concatenate([*parts, _NO_WORDS])
+    offsets, words = kernel_chains
+    chain_offsets = offsets_of(np.diff(offsets) + 2 * has_stack)
+    chain_words = np.empty(chain_offsets[-1], np.uint64)
+    chain_words[np.repeat(chain_offsets[:-1] - offsets[:-1], np.diff(offsets)) + np.arange(len(words))] = words
+    user = chain_offsets[1:][has_stack]
+    chain_words[user - 2], chain_words[user - 1] = int(CallchainContext.USER), [look.pc for look in seen if look.pc]
+    chains = chain_offsets, chain_words
     copies = _copies(seen) | {"cpu": waits["cpu"]}
     return wait_samples(event, CpuMode.USER, rows, waits["end"], chains, payload, copies)
 
