@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 
 from perf_offcpu.binary.gather import offsets_of  # noqa: E402
 from perf_offcpu.cache import DiskCache  # noqa: E402
-from perf_offcpu.callpaths.texts import Texts  # noqa: E402
+from perf_offcpu.callpaths.keys import Texts  # noqa: E402
 from perf_offcpu.dataset.content import content_id, content_of, taken  # noqa: E402
 from perf_offcpu.dataset.dataset import HOUR_NS, compacted_name, folder_of, open_dataset, segment_name  # noqa: E402
 from perf_offcpu.dataset.parquet import ROW_GROUP, arrow_table, writer  # noqa: E402

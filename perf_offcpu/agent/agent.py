@@ -275,7 +275,7 @@ class Agent:
     # Sinks
 
     def _open_sinks(self, config: AgentConfig, *, take_over: bool = False) -> None:
-        from perf_offcpu.dataset.upkeep import Upkeep
+        from perf_offcpu.dataset.compact import Upkeep
         from perf_offcpu.push.opening import open_targets
 
         labels = dict(config.labels)

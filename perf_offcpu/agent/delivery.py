@@ -37,7 +37,7 @@ from perf_offcpu.text import printable
 from perf_offcpu.unwind.unwinder import unwind
 
 if TYPE_CHECKING:
-    from perf_offcpu.dataset.upkeep import Upkeep
+    from perf_offcpu.dataset.compact import Upkeep
 
 DAMAGED, EMPTY, FAILED, BYTES = "damaged", "empty", "failed", "max-bytes"
 _ATTEMPTS: Final = 3

@@ -11,8 +11,7 @@ import numpy as np
 
 from perf_offcpu import losses
 from perf_offcpu.abi.offcpu import EVENT_NAME
-from perf_offcpu.analysis.classes.classify import Waits, classify
-from perf_offcpu.analysis.classes.idle import of_idle_threads
+from perf_offcpu.analysis.classes.classify import Waits, classify, of_idle_threads
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.containers import container_of, is_container
 from perf_offcpu.analysis.group import group

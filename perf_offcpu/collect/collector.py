@@ -31,9 +31,9 @@ from perf_offcpu.collect.bpf.program import OffCpuProgram
 from perf_offcpu.collect.counters import Counter, Span, counters_event
 from perf_offcpu.collect.events import evsels, perf_event
 from perf_offcpu.collect.events.evsels import Support
+from perf_offcpu.collect.existing.inventory import KnownTasks
 from perf_offcpu.collect.existing.kernel_maps import KnownKernel
 from perf_offcpu.collect.existing.maps import MappedBuildIds
-from perf_offcpu.collect.existing.proc import KnownTasks
 from perf_offcpu.collect.jvms import Jvms
 from perf_offcpu.collect.kernel_totals.user_stacks import Unread
 from perf_offcpu.collect.options import RecordOptions, bpf_config

@@ -34,7 +34,7 @@ from perf_offcpu.collect.collector import Collector
 from perf_offcpu.collect.control import RecordingSignals, Requests
 from perf_offcpu.collect.options import STANDARD_OUTPUT, RecordOptions
 from perf_offcpu.collect.output.series import FileSeries
-from perf_offcpu.collect.rings.priority import DrainPriority
+from perf_offcpu.collect.rings.pressure import DrainPriority
 from perf_offcpu.collect.rings.rings import Sink
 from perf_offcpu.collect.rings.waiter import FLUSH_S, STEADY_FLUSH_S, Waiter
 from perf_offcpu.collect.summary import Summary

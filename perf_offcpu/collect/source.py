@@ -7,9 +7,9 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from perf_offcpu.collect.counters import Counter, Span
+from perf_offcpu.collect.existing.inventory import KnownTasks
 from perf_offcpu.collect.existing.kernel_maps import KnownKernel
 from perf_offcpu.collect.existing.maps import MappedBuildIds
-from perf_offcpu.collect.existing.proc import KnownTasks
 from perf_offcpu.collect.kernel_totals.user_stacks import Unread
 from perf_offcpu.collect.options import RecordOptions
 from perf_offcpu.collect.rings.pressure import Pressure

@@ -271,13 +271,13 @@ def _diff(args: argparse.Namespace) -> int:
 
 
 def _path(args: argparse.Namespace) -> int:
-    from perf_offcpu.fleet import document, path_text
-    from perf_offcpu.fleet.path import path_of
+    from perf_offcpu.fleet import document
+    from perf_offcpu.fleet.path import path, path_of
     from perf_offcpu.fleet.report import head_of
 
     limit, selected = limit_from_args(args, _ROWS), _selected(args)
     head, followed = head_of(selected), path_of(selected)
-    lines = path_text.path(followed, head, terminal_style(args), limit)
+    lines = path(followed, head, terminal_style(args), limit)
     return print_view(args, lambda: document.path(followed, head), lines, str)
 
 

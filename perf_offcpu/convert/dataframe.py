@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from perf_offcpu.analysis.classes.classify import classify
 from perf_offcpu.analysis.holders import holders_of
-from perf_offcpu.callpaths.texts import Texts, merged, sample_texts
+from perf_offcpu.callpaths.keys import Texts, merged, sample_texts
 from perf_offcpu.callpaths.tree import build_paths
 from perf_offcpu.convert.encode.text_columns import path_texts
 from perf_offcpu.convert.registry import Options

@@ -274,3 +274,34 @@ def expire(dataset: Dataset, before_ns: int) -> Expired:
                 done.files += len(names)
                 done.hours += table == "samples"
     return done
+
+
+_OWN_NS = (SETTLED_S - 600) * 10**9
+"""Age of an hour in which its own writer merges it, before `fleet compact` merges what all hosts left in it."""
+
+
+@mutable
+class Upkeep:
+    """Keeps a writer's own files few and the dataset bounded, without a scan of all files: as the first segment of an
+    hour is written, merges the files of its host of the hour before, and removes hours past their age (`keep_ns`; 0
+    never). It merges no files of others, so that writers need not know of each other, also in a store without locks."""
+
+    keep_ns: int = 0
+    hour: int = -1  # the newest one, since 1970, after whose begin there was upkeep
+
+    def after(
+        self, dataset: Dataset, host: tuple[str, str], begin_ns: int, now_ns: int
+    ) -> tuple[Compacted, Expired] | None:
+        """Do what is due after a segment of `host` (host_id, boot_id) that begins at `begin_ns` was written; return
+        what was done, None if nothing was due. Times are ns since 1970, UTC. Raise PerfOffcpuError or OSError if it
+        cannot be done; then it is due after the next segment."""
+        hour = begin_ns // HOUR_NS
+        if hour <= self.hour:
+            return None
+        merged, removed = Compacted(), Expired()
+        if now_ns - hour * HOUR_NS < _OWN_NS:
+            merged = compact_host(dataset, hour - 1, *host)
+        if self.keep_ns:
+            removed = expire(dataset, now_ns - self.keep_ns)
+        self.hour = hour
+        return merged, removed

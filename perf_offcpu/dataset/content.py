@@ -17,7 +17,7 @@ import numpy as np
 
 from perf_offcpu.analysis.group import group
 from perf_offcpu.binary.gather import offsets_of
-from perf_offcpu.callpaths.texts import Texts, merged, named
+from perf_offcpu.callpaths.keys import Texts, merged, named
 from perf_offcpu.dataset.schema import FRAMES
 from perf_offcpu.model.columns import I64, Bool, distinct
 from perf_offcpu.model.profile import Profile

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perf_offcpu.callpaths.texts import Texts
+from perf_offcpu.callpaths.keys import Texts
 from perf_offcpu.dataset.schema import TABLES, VERSION
 from perf_offcpu.dataset.store import imported
 from perf_offcpu.errors import PerfOffcpuError

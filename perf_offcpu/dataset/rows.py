@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from perf_offcpu.analysis.classes.classify import classify
-from perf_offcpu.analysis.classes.idle import of_idle_threads
+from perf_offcpu.analysis.classes.classify import classify, of_idle_threads
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
-from perf_offcpu.callpaths.texts import Texts, merged, named, sample_texts
+from perf_offcpu.callpaths.keys import Texts, merged, named, sample_texts
 from perf_offcpu.dataset.content import Content, taken
 from perf_offcpu.dataset.schema import BUDGETS
 from perf_offcpu.errors import UsageError

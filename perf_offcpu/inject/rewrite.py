@@ -32,8 +32,15 @@ from perf_offcpu.decode.tasks.replay import SIDE_TYPES, TaskReplay
 from perf_offcpu.inject.header import RewriteOptions, has_stacks, written_events, written_features
 from perf_offcpu.inject.late_exits import LateCopies, LateExits
 from perf_offcpu.inject.samples import Rewritten, SampleRewriter, Stage, is_untimed
-from perf_offcpu.inject.stages import StackUnwinder, complete_batch, cut_user_parts, drop_references, retype_batch
-from perf_offcpu.inject.switch_waits import WaitRecords, wait_records
+from perf_offcpu.inject.stages import (
+    StackUnwinder,
+    WaitRecords,
+    complete_batch,
+    cut_user_parts,
+    drop_references,
+    retype_batch,
+    wait_records,
+)
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.columns import I64, Strings
 from perf_offcpu.model.recording import Meta, Recording

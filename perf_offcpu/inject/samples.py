@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rewrite the samples of a recording: read columns, change them stage by stage, write them again. Samples that no stage
 (`stages`) changes stay in the chunk as they are. Samples of an unknown event, and those whose content does not fit
-their event, are left out: for one of them perf gives up the whole file."""
+their event, are left out: for one of them perf gives up the whole file.
+
+What the ordinary fields of a re-typed sample cannot say (state, waker, number of waits of a sum, …) stays in its raw
+data: the payload of Documentation/payload-format.md with pid and tid in the right order. Sums that upstream perf wrote
+without a time, and waits that follow from context switches, get an extension, too."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import field, replace
 from typing import Any
 
@@ -13,20 +17,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu import losses
+from perf_offcpu.abi import offcpu as abi
 from perf_offcpu.abi.records import RecordType
 from perf_offcpu.binary.columnar import Columns
-from perf_offcpu.binary.fields import Order
+from perf_offcpu.binary.fields import U64, Field, Order
 from perf_offcpu.binary.gather import Rows, gather_rows
+from perf_offcpu.binary.layout import Layout
 from perf_offcpu.decode.deferred import MARKER_WORDS, pending_chains, without_user_parts
+from perf_offcpu.decode.retype import COLUMNS, FLAGS_OF_KIND, FLAGS_OF_LOST, FLAGS_OF_WAIT
 from perf_offcpu.decode.samples import is_offcpu, model_samples, sample_columns, samples_by_event
-from perf_offcpu.inject.payload_words import payloads
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import I64, U8, Bool
 from perf_offcpu.model.recording import Samples
 from perf_offcpu.perfdata.events import NO_TIME, Events, EventSpec, sample_times
 from perf_offcpu.perfdata.scan import Chunk
-from perf_offcpu.perfdata.write.columns import Column, Pieces, chunk_of_samples, sample_records, sample_sizes, woven
+from perf_offcpu.perfdata.write.columns import (
+    Column,
+    Pieces,
+    chunk_of_samples,
+    pack_columns,
+    sample_records,
+    sample_sizes,
+    woven,
+)
 from perf_offcpu.perfdata.write.writer import RECORD_SIZE_MAX
 from perf_offcpu.structs import mutable
 
@@ -195,3 +209,73 @@ def is_untimed(chunk: Chunk, rows: I64, events: Events, number: int) -> Bool:
     times = sample_times(chunk, rows, np.full(len(rows), number, np.int32), events)
     untimed: Bool = times >= NO_TIME
     return untimed
+
+
+_FIXED = abi.PAYLOAD.offset("callchain") // 8
+
+_PAYLOAD = Layout(abi.PAYLOAD.name, *abi.PAYLOAD.fields, Field("extension", U64, count="words"))
+_EXTENSION = Layout(abi.EXTENSION.name, *abi.WHOLE_EXTENSION, Field("waker_chain", U64, count="waker_nr"))
+
+
+def payloads(samples: Samples, chains: Ragged, extensions: Ragged, order: Order) -> tuple[I64, U8]:
+    """Return (offsets int64[n + 1], bytes) of the payloads of n samples, their callchains and extensions."""
+    columns: dict[str, Column] = {
+        "pid": samples.pid.view(np.uint32),
+        "tid": samples.tid.view(np.uint32),
+        "offcpu_ns": samples.period,
+        "callchain": (chains.offsets, chains.values),
+        "cgroup": samples.cgroup,
+        "extension": (extensions.offsets, extensions.values),
+    }
+    return pack_columns(_PAYLOAD, columns, len(samples), order)
+
+
+def with_walk_ends(extensions: Ragged, rows: I64, is_cut: Bool, order: Order) -> Ragged:
+    """Return the extensions; those in `rows` (int64[m], unwound stacks) say USER_STACK_CUT where `is_cut` (bool[m])."""
+    noted = extensions.lengths[rows] > _LOST_WORD
+    words_at = extensions.offsets[rows[noted]] + _LOST_WORD
+    words = extensions.values.copy()
+    words[words_at] &= ~(np.uint64(abi.Lost.USER_STACK | abi.Lost.USER_STACK_CUT) << _LOST_SHIFT[order])
+    words[words_at[is_cut[noted]]] |= np.uint64(abi.Lost.USER_STACK_CUT) << _LOST_SHIFT[order]
+    return Ragged(extensions.offsets, words)
+
+
+_LOST_WORD, _LOST_BYTE = divmod(abi.EXTENSION.offset("lost"), 8)
+_LOST_SHIFT = {"<": np.uint64(8 * _LOST_BYTE), ">": np.uint64(32 - 8 * _LOST_BYTE)}
+
+
+def recorded_extensions(data: NDArray[np.uint8], raw: Rows, nr: I64, order: Order) -> Ragged:
+    """Return the words of n payloads after callchain (`nr` words, int64[n]) and cgroup; no words where nr is -1."""
+    begin = 8 * (_FIXED + nr + 1)
+    counts = np.where(nr >= 0, np.maximum(raw.counts - begin, 0) // 8, 0)
+    return Ragged(*gather_rows(data, Rows(raw.starts + np.where(nr >= 0, begin, 0), counts, 8), order))
+
+
+def made_extensions(samples: Samples, wakers: Ragged, order: Order) -> Ragged:
+    """Return the payload extensions of n samples, with their wakers, in the form that `decode.retype` reads."""
+    kinds = [samples.has(flag) for _, flag in FLAGS_OF_KIND]
+    columns: dict[str, Column] = {
+        **abi.BLANK_EXTENSION,
+        **{name: getattr(samples, name) for name in COLUMNS},
+        "kind": np.select(kinds, [kind for kind, _ in FLAGS_OF_KIND], abi.Kind.WAIT),
+        "waker_offset": np.where(wakers.lengths > 0, 8 * abi.EXTENSION_WORDS, 0),
+        "flags": _bits(samples, FLAGS_OF_WAIT),
+        "lost": _bits(samples, _LOST),
+        "padding": 0,
+        "waker_nr": wakers.lengths,
+        "waker_chain": (wakers.offsets, wakers.values),
+    }
+    offsets, data = pack_columns(_EXTENSION, columns, len(samples), order)
+    return Ragged(offsets // 8, data.view(f"{order}u8").astype(np.uint64))
+
+
+_LOST = [(lost, flag) for lost, flag in FLAGS_OF_LOST if lost is not abi.Lost.KERNEL_STACK_CUT]
+"""(bit of the payload, SampleFlag): TRUNCATED means that the user part is cut, unless more is known."""
+
+
+def _bits(samples: Samples, pairs: Iterable[tuple[int, int]]) -> NDArray[np.uint32]:
+    """Return uint32[n]: for each sample, the payload bits of its flags; `pairs` are (bit, SampleFlag)."""
+    bits = np.zeros(len(samples), np.uint32)
+    for bit, flag in pairs:
+        bits |= np.where(samples.flags & np.uint32(flag), np.uint32(bit), np.uint32(0))
+    return bits

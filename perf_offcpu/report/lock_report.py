@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from perf_offcpu.analysis.classes.classify import classify
-from perf_offcpu.analysis.classes.idle import of_idle_threads
+from perf_offcpu.analysis.classes.classify import classify, of_idle_threads
 from perf_offcpu.analysis.holders import holders_of
 from perf_offcpu.analysis.select import event_rows
 from perf_offcpu.causality.locks import DeadThread, deadlocks_of, sentence_of

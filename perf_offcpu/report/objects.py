@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sum the waits for each object: weight, number of threads, and the threads that held or released it. Objects of one
-name are one row. The weight of a holder is the time of waits while it held the lock (`analysis.held_time`). If the
+name are one row. The weight of a holder is the time of waits while it held the lock (`analysis.holders`). If the
 recorder did not read the words of locks (`--lock-owners`), the threads that ended the waits are shown instead, each
 with the whole time of these waits."""
 
@@ -12,8 +12,7 @@ from perf_offcpu.analysis.classes.classify import Waits
 from perf_offcpu.analysis.classes.network import LABELS, network_of
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group, sum_by
-from perf_offcpu.analysis.held_time import held_time
-from perf_offcpu.analysis.holders import Holders
+from perf_offcpu.analysis.holders import Holders, held_time
 from perf_offcpu.analysis.wakeups import INTERRUPT
 from perf_offcpu.callpaths.options import Name, PathOptions
 from perf_offcpu.callpaths.tree import name_frames
@@ -95,7 +94,7 @@ class LockTable:
 
 @mutable
 class _Hands:
-    """Time that threads held objects (`analysis.held_time`): `is_held` by object, other columns by (object, tid)."""
+    """Time that threads held objects (`HeldTime`): `is_held` by object, other columns by (object, tid)."""
 
     is_held: Bool  # bool[objects], True if any wait for the object has a known holder
     of: I64  # rank of the object in `_Objects`

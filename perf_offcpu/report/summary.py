@@ -10,8 +10,7 @@ import numpy as np
 
 from perf_offcpu import losses
 from perf_offcpu.abi.offcpu import EVENT_NAME
-from perf_offcpu.analysis.classes.classify import Waits, classify
-from perf_offcpu.analysis.classes.idle import of_idle_threads
+from perf_offcpu.analysis.classes.classify import Waits, classify, of_idle_threads
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.holders import holders_of

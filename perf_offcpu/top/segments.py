@@ -26,7 +26,7 @@ from perf_offcpu.agent.cost import Cost, keep_no_free_memory
 from perf_offcpu.agent.recorder import ACCOUNT, ROTATE, Recorder
 from perf_offcpu.analysis.classes.rules_file import usual_rules
 from perf_offcpu.cache import KeptCache
-from perf_offcpu.collect.output.machine import machine_features
+from perf_offcpu.collect.output.file import machine_features
 from perf_offcpu.collect.system.clock import wall_clock_pair
 from perf_offcpu.decode.deferred import deferred_as_samples, merge_deferred
 from perf_offcpu.decode.growing_file import GrowingFile

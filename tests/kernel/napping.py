@@ -22,7 +22,7 @@ from kernel.bpf_output import Rings, Wait, parse
 
 from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
 from perf_offcpu.collect.bpf.program import OffCpuProgram
-from perf_offcpu.collect.kernel_totals.drawn_stacks import DrawnStacks
+from perf_offcpu.collect.output.totals import DrawnStacks
 
 NEVER = 10**12  # a threshold that no wait reaches
 ROUNDS = 20

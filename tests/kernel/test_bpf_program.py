@@ -32,7 +32,7 @@ from perf_offcpu.abi.offcpu import WaitFlag
 from perf_offcpu.collect.bpf.config import STACK_PERIOD_NS, OffCpuConfig, ShortWaits
 from perf_offcpu.collect.bpf.kernel.facts import KernelFacts, kept_facts
 from perf_offcpu.collect.bpf.maps import ProgramMaps
-from perf_offcpu.collect.kernel_totals.drawn_stacks import DrawnStacks
+from perf_offcpu.collect.output.totals import DrawnStacks
 
 
 @both_forms

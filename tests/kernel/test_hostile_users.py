@@ -20,7 +20,7 @@ from kernel.others import AS_NOBODY, reachable
 
 from perf_offcpu.collect.system.helper import Helper
 from perf_offcpu.collect.system.privileges import READING
-from perf_offcpu.commands.record.fewer_rights import run_with_fewer_rights
+from perf_offcpu.commands.record.command import run_with_fewer_rights
 from perf_offcpu.environment import ALLOWED
 from perf_offcpu.errors import RecordingError
 

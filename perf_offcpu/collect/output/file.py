@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """A file of a recording, or its pipe, from the header to the end. A recording is one file, or with `--switch-output`
 several. Each can be read without the others: it begins with the names of events and with what runs at that moment, and
-ends with the losses and counts of its own time."""
+ends with the losses and counts of its own time. Its features describe the machine, HOSTNAME to CMDLINE, PMU_MAPPINGS
+and clocks: perf shows them in the header of reports, and accepts no file without NRCPUS and HOSTNAME. Features that
+perf 6.1 does not know (E_MACHINE and later) are left out: its `perf inject` reads past the end of its table of features
+when a file has one (seen to crash with bit 200)."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -23,19 +29,22 @@ from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.events.tracepoints import tracing_data
 from perf_offcpu.collect.existing.inventory import Inventory
 from perf_offcpu.collect.options import STANDARD_OUTPUT, RecordOptions
-from perf_offcpu.collect.output.machine import machine_features
 from perf_offcpu.collect.source import Source
+from perf_offcpu.collect.system import clock
 from perf_offcpu.collect.system.background import in_background, stepping_until
 from perf_offcpu.collect.system.clock import now_ns, wall_clock_pair
+from perf_offcpu.collect.system.cpus import online_cpus, present_cpus
 from perf_offcpu.collect.targets import Target
 from perf_offcpu.errors import RecordingError
+from perf_offcpu.files import read_kernel
 from perf_offcpu.losses import LossCause
 from perf_offcpu.perfdata.compressed import CompressedWriter
 from perf_offcpu.perfdata.events import EventSpec
-from perf_offcpu.perfdata.features import build_id_body, event_desc_body, feature_body
+from perf_offcpu.perfdata.features import build_id_body, cmdline_body, encoded, event_desc_body, feature_body, text_body
 from perf_offcpu.perfdata.write.output import AtomicFile
 from perf_offcpu.perfdata.write.pipe import PipeWriter, event_names
 from perf_offcpu.perfdata.write.writer import FileWriter
+from perf_offcpu.resources import version
 
 RESERVE = 512 << 10  # bytes of the disk that are held for the end of a file that finds the disk full
 
@@ -276,3 +285,54 @@ class OutputFile:
         formats = {Feature.TRACING_DATA: tracing_data(tracepoints)} if tracepoints else {}
         machine = machine_features(self.options.argv, self._clock_pair)
         return machine | formats | {Feature.EVENT_DESC: event_desc_body(events, NATIVE)}
+
+
+def machine_features(argv: Sequence[str], clock_pair: tuple[int, int]) -> dict[int, bytes]:
+    """Return feature → body of the features that describe machine and recorder. `argv`: command line of the recorder.
+    `clock_pair`: (CLOCK_REALTIME, recording's clock) of one moment near the start, ns."""
+    system = os.uname()
+    cpu_id = [_cpu_field(name) for name in ("vendor_id", "cpu family", "model", "stepping")]  # as perf on x86
+    texts = {
+        Feature.HOSTNAME: system.nodename,
+        Feature.OSRELEASE: system.release,
+        Feature.VERSION: f"perf-offcpu {version()}",
+        Feature.ARCH: system.machine,
+        Feature.CPUDESC: _cpu_field("model name") or _cpu_field("Model") or _cpu_field("cpu"),
+        Feature.CPUID: ",".join(cpu_id) if all(cpu_id) else "",
+    }
+    bodies: dict[int, bytes] = {bit: text_body(text, NATIVE) for bit, text in texts.items() if text}
+    wall_ns, clock_ns = clock_pair
+    memory = re.search(r"^MemTotal:\s+(\d+) kB", _read("/proc/meminfo"), re.MULTILINE)
+    resolution_ns = max(1, round(time.clock_getres(clock.CLOCKID) * 1e9))
+    return bodies | {
+        Feature.NRCPUS: feature_body(
+            Feature.NRCPUS, NATIVE, available=max(present_cpus()) + 1, online=len(online_cpus())
+        ),
+        Feature.TOTAL_MEM: feature_body(Feature.TOTAL_MEM, NATIVE, kb=int(memory[1]) if memory else 0),
+        Feature.CMDLINE: cmdline_body(argv, NATIVE),
+        Feature.PMU_MAPPINGS: feature_body(Feature.PMU_MAPPINGS, NATIVE, mappings=_pmus()),
+        Feature.CLOCKID: feature_body(Feature.CLOCKID, NATIVE, resolution=resolution_ns),
+        Feature.CLOCK_DATA: feature_body(
+            Feature.CLOCK_DATA, NATIVE, version=1, clockid=clock.CLOCKID, wall_clock=wall_ns, clockid_time=clock_ns
+        ),
+    }
+
+
+def _cpu_field(name: str) -> str:
+    """Return a field of the first CPU in /proc/cpuinfo; "" where this architecture has no such field."""
+    match = re.search(rf"^{name}\s*: (.*)$", _read("/proc/cpuinfo"), re.MULTILINE)
+    return match[1].strip() if match else ""
+
+
+def _pmus() -> list[dict[str, object]]:
+    """Return the PMUs of this machine as values of the layout PMU_MAPPING (attr.type, name), ascending by type."""
+    pmus = []
+    # direct: a directory of /sys
+    for directory in Path("/sys/bus/event_source/devices").glob("*"):
+        if (directory / "type").exists():  # direct: a file of /sys
+            pmus.append((int(_read(directory / "type")), directory.name))
+    return [{"type": number, "name": encoded(name)} for number, name in sorted(pmus)]
+
+
+def _read(path: str | Path) -> str:
+    return os.fsdecode(read_kernel(str(path)))

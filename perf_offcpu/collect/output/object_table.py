@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the descriptions of wait objects while recording goes on. The BPF program queues each object when it is first
-seen. Names are looked up in a thread, soon, because the process may end; and the rings are emptied meanwhile."""
+"""Write the descriptions of wait objects and of Python functions while recording goes on. The BPF program queues each
+object when it is first seen, and each function when a file has the first wait in it. Names of objects are looked up in
+a thread, soon, because the process may end; and the rings are emptied meanwhile."""
 
 import math
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu import losses
+from perf_offcpu.abi.counters import CODES, CODES_MAGIC, VERSION
+from perf_offcpu.collect.collector import Collector
 from perf_offcpu.collect.counters import account_sample
+from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.output.file import OutputFile, Piece
 from perf_offcpu.collect.source import Source
 from perf_offcpu.collect.system.background import NAP_S, Future, in_background
@@ -161,3 +166,56 @@ class ObjectTable:
                 self._unwritten = iter([Piece(losses.OBJECTS_UNWRITTEN, np.zeros(1, np.uint64), record)])
                 file.append(record)
                 self._unwritten = iter(())
+
+
+_MOST_TEXT: Final = 48 << 10  # bytes in a record, with room for its other parts
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+_CODECS: Final = {1: "latin-1", 2: "utf-16", 4: "utf-32"}
+
+
+class CodeTable:
+    """Move descriptions of Python functions from the BPF program into files."""
+
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
+
+    def follow(self, files: Iterable[OutputFile]) -> None:
+        """Write the functions that were found since the last call into all `files`."""
+        rows = self._collector.program.maps.take_codes()
+        if not len(rows):
+            return
+        event = self._collector.counters_event
+        records = [account_sample(event, payload, now_ns()) for payload in code_payloads(rows)]
+        for file in files:
+            file.append(*records)
+
+
+def code_payloads(rows: NDArray[np.void]) -> list[bytes]:
+    """Return raw payloads (abi.counters.CODES) that describe functions. `rows`: of `struct offcpu_code`."""
+    payloads: list[bytes] = []
+    codes: list[dict[str, int]] = []
+    blob = b""
+
+    def close() -> None:
+        values = {"magic": CODES_MAGIC, "version": VERSION, "nr": len(codes), "size": len(blob), "reserved": 0}
+        payloads.append(CODES.pack(values | {"codes": codes, "text": blob}, NATIVE))
+
+    for row in rows:
+        texts = {"name": _text_of(row, "name"), "file": _text_of(row, "file")}
+        texts["lines"] = bytes(row["lines"][: int(row["lines_size"])])
+        if codes and len(blob) > _MOST_TEXT:
+            close()
+            codes, blob = [], b""
+        numbers = {name: int(row[name]) for name in ("id", "pid", "first_line", "minor")}
+        numbers["reserved"] = 0
+        codes.append(numbers | {f"{name}_size": len(text) for name, text in texts.items()})
+        blob += b"".join(texts.values())
+    close()
+    return payloads
+
+
+def _text_of(row: Any, name: str) -> bytes:
+    """Return a text of a function as UTF-8, without control characters."""
+    data = row[name][: int(row[f"{name}_size"])].tobytes()
+    codec = _CODECS.get(int(row[f"{name}_flags"]) >> 2 & 7, "latin-1")
+    return _CONTROL.sub("?", data.decode(codec, "replace")).encode("utf-8", "replace")

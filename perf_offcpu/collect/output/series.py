@@ -16,9 +16,8 @@ from perf_offcpu.collect.control import Requests
 from perf_offcpu.collect.counters import Counter
 from perf_offcpu.collect.kernel_totals.python_stacks import with_python_functions
 from perf_offcpu.collect.options import RecordOptions
-from perf_offcpu.collect.output.code_table import CodeTable
 from perf_offcpu.collect.output.file import Counts, OutputFile
-from perf_offcpu.collect.output.object_table import ObjectTable
+from perf_offcpu.collect.output.object_table import CodeTable, ObjectTable
 from perf_offcpu.collect.output.totals import KernelTotals
 from perf_offcpu.collect.rotation import FileNames, Rotation
 from perf_offcpu.collect.summary import Summary

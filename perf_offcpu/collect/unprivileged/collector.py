@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from perf_offcpu import losses
 from perf_offcpu.collect.counters import Counter, Span, counters_event
+from perf_offcpu.collect.existing.inventory import KnownTasks
 from perf_offcpu.collect.existing.kernel_maps import KnownKernel
 from perf_offcpu.collect.existing.maps import MappedBuildIds
-from perf_offcpu.collect.existing.proc import KnownTasks
 from perf_offcpu.collect.kernel_totals.user_stacks import Unread
 from perf_offcpu.collect.kernel_totals.waits import sum_samples
 from perf_offcpu.collect.options import RecordOptions

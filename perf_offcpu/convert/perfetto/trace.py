@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perf_offcpu.analysis.group import group, stable_order
 from perf_offcpu.analysis.states import STATES, state_codes
@@ -29,8 +30,15 @@ from perf_offcpu.convert.encode import protobuf
 from perf_offcpu.convert.encode.protobuf import Rows, constant, field, fixed64, from_bytes, joined, numbers
 from perf_offcpu.convert.encode.text_columns import blocks, path_texts, running_sums
 from perf_offcpu.convert.perfetto import packets
-from perf_offcpu.convert.perfetto.counters import counter_packets
-from perf_offcpu.convert.perfetto.packets import SLICE_BEGIN, SLICE_END, events
+from perf_offcpu.convert.perfetto.packets import (
+    BLOCKED_UUID,
+    COUNTER,
+    RUNNABLE_UUID,
+    SLICE_BEGIN,
+    SLICE_END,
+    events,
+    packet,
+)
 from perf_offcpu.convert.registry import Options
 from perf_offcpu.convert.wait_details import details_of
 from perf_offcpu.model.columns import I64, distinct
@@ -213,3 +221,56 @@ def _previous(track: I64, values: I64) -> I64:
     result = values.copy()
     result[order] = np.where(track[before] == track[order], values[before], values[order])
     return result
+
+
+MOST_CHANGES = 1 << 17
+"""Waits of which each change is written."""
+_STEPS = 1 << 16
+_BLOCK = 1 << 15  # events that are encoded at once
+
+
+def counter_packets(timeline: Timeline, wakeups: Wakeups) -> Iterator[bytes]:
+    """Yield the packets of both counters' tracks and of their values."""
+    waits = timeline.waits
+    begin, queued, end = timeline.begin_ns[waits], wakeups.queued_ns[waits], timeline.end_ns[waits]
+    for uuid, name, opens, closes in (
+        (BLOCKED_UUID, "threads blocked", begin, queued),
+        (RUNNABLE_UUID, "threads runnable", queued, end),
+    ):
+        lasts = opens < closes
+        since, until = opens[lasts], closes[lasts]
+        means = len(since) > MOST_CHANGES
+        step_ns = -(-int(until.max() - since.min()) // _STEPS) if means else 0
+        time_ns, value = mean_counts(since, until, step_ns) if means else counts(since, until)
+        label = f"{name}, mean of each {step_ns / 1000:.1f} us" if means else name
+        yield packet(field(60, field(1, uuid) + field(2, label) + field(8, field(3, 2))))
+        for rows in blocks(np.arange(len(time_ns)), _BLOCK):
+            values = fixed64(44, value[rows]) if means else numbers(30, value[rows].astype(np.int64))
+            yield events(time_ns[rows] + timeline.origin_ns, COUNTER, np.full(len(rows), uuid), values)
+
+
+def counts(since: I64, until: I64) -> tuple[I64, NDArray[np.float64]]:
+    """Return int64[m], float64[m]: the times at which the intervals from `since` to `until` begin or end, ascending,
+    and the number open from then on."""
+    times = np.concatenate([since, until])
+    times <<= 1
+    times[len(since) :] |= 1  # the lowest bit says which
+    times.sort()
+    number = np.cumsum(1 - 2 * (times & 1), dtype=np.float64)
+    times >>= 1
+    last = np.append(times[1:] != times[:-1], True)[: len(times)]
+    return times[last], number[last]
+
+
+def mean_counts(since: I64, until: I64, step_ns: int) -> tuple[I64, NDArray[np.float64]]:
+    """Return int64[m], float64[m]: the begin of each step of `step_ns`, and the mean number of intervals open in it.
+    After the last step the number is 0. Mean times step, added up, is the time of all intervals."""
+    first = int(since.min())
+    steps = int(until.max() - first) // step_ns + 1
+    open_ns, number = np.zeros(steps), np.zeros(steps, np.int64)
+    for times, sign in ((since - first, 1), (until - first, -1)):
+        step = times // step_ns
+        number += sign * np.bincount(step, minlength=steps)
+        open_ns += sign * np.bincount(step, (step + 1) * step_ns - times, steps)
+    open_ns += (np.cumsum(number) - number) * step_ns
+    return first + step_ns * np.arange(steps + 1), np.append(open_ns / step_ns, 0.0)

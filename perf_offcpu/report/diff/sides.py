@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from perf_offcpu.analysis.causes import Causes, causes_of
-from perf_offcpu.analysis.classes.classify import Waits, classify
-from perf_offcpu.analysis.classes.idle import of_idle_threads
+from perf_offcpu.analysis.classes.classify import Waits, classify, of_idle_threads
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group
 from perf_offcpu.analysis.select import event_rows

@@ -12,8 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from perf_offcpu.analysis.classes.classify import Waits
-from perf_offcpu.analysis.classes.idle import of_idle_threads
+from perf_offcpu.analysis.classes.classify import Waits, of_idle_threads
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.model.columns import I32, I64, Bool, is_one_of

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perf_offcpu.abi.wait_objects import ObjectKind
-from perf_offcpu.analysis.held_time import held_time
-from perf_offcpu.analysis.holders import Holders, holders_of
+from perf_offcpu.analysis.holders import Holders, held_time, holders_of
 from perf_offcpu.model.recording import SampleFlag
 
 NONE, BLOCKED = SampleFlag(0), SampleFlag.STILL_BLOCKED

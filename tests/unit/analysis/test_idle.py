@@ -4,8 +4,7 @@
 import pytest
 from builders.profile import Code, ProfileBuilder, Stack, kernel
 
-from perf_offcpu.analysis.classes.classify import classify
-from perf_offcpu.analysis.classes.idle import of_idle_threads
+from perf_offcpu.analysis.classes.classify import classify, of_idle_threads
 from perf_offcpu.analysis.select import Selection, select_samples
 
 S, D, IDLE = 1, 2, 0x402

@@ -8,8 +8,7 @@ import pytest
 from builders.profile import Code, ProfileBuilder, classes_of, kernel
 
 from perf_offcpu import losses
-from perf_offcpu.analysis.classes.classify import classify
-from perf_offcpu.analysis.classes.idle import of_idle_threads
+from perf_offcpu.analysis.classes.classify import classify, of_idle_threads
 from perf_offcpu.analysis.classes.program_rules import PROGRAM_RULES, Rules
 from perf_offcpu.analysis.classes.rules_file import parse_rules, usual_rules
 from perf_offcpu.analysis.classes.wait_classes import BY_LABEL, WaitClass

@@ -12,7 +12,7 @@ from builders.profile import Code, ProfileBuilder, kernel
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perf_offcpu.convert.perfetto import counters
+from perf_offcpu.convert.perfetto import trace
 from perf_offcpu.model.recording import SampleFlag
 
 
@@ -79,11 +79,11 @@ def test_large_totals_are_exact_and_slices_nest() -> None:
 def test_mean_counts_keep_all_time(intervals: list[tuple[int, int]], step: int) -> None:
     since = np.array([begin for begin, _ in intervals], np.int64)
     until = since + np.array([length for _, length in intervals])
-    times, means = counters.mean_counts(since, until, step)
+    times, means = trace.mean_counts(since, until, step)
     assert (
         means.sum() * step == pytest.approx((until - since).sum()) and means[-1] == 0 and (np.diff(times) == step).all()
     )
-    changes, exact = counters.counts(since, until)
+    changes, exact = trace.counts(since, until)
     each = exact[np.searchsorted(changes, np.arange(since.min(), until.max()), "right") - 1]
     assert means[:-1] == pytest.approx(
         [each[at : at + step].sum() / step for at in range(0, len(each), step)]
@@ -92,7 +92,7 @@ def test_mean_counts_keep_all_time(intervals: list[tuple[int, int]], step: int) 
 
 
 def test_counters_of_a_large_recording_are_means(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counters, "MOST_CHANGES", 1000)
+    monkeypatch.setattr(trace, "MOST_CHANGES", 1000)
     profile = large_profile(2_000, 100)
     found = read(profile)
     name, values = next((name, values) for name, values in found.counters.items() if name.startswith("threads blocked"))

@@ -18,13 +18,12 @@ import pytest
 from builders.dataset import rows_of
 from builders.profile import ProfileBuilder, kernel
 
-from perf_offcpu.dataset.compact import Compacted, compact, expire
+from perf_offcpu.dataset.compact import Compacted, Upkeep, compact, expire
 from perf_offcpu.dataset.dataset import HOUR_NS, Dataset, open_dataset
 from perf_offcpu.dataset.rows import Host
 from perf_offcpu.dataset.schema import TABLES
 from perf_offcpu.dataset.segment import Segment, write_segment
 from perf_offcpu.dataset.store import LocalStore
-from perf_offcpu.dataset.upkeep import Upkeep
 from perf_offcpu.errors import PerfOffcpuError
 from perf_offcpu.model.profile import Profile
 

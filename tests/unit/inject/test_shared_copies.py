@@ -23,7 +23,7 @@ from perf_offcpu.binary.fields import Order
 from perf_offcpu.binary.gather import Rows
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.decode.retype import retype
-from perf_offcpu.inject.payload_words import made_extensions, payloads, with_walk_ends
+from perf_offcpu.inject.samples import made_extensions, payloads, with_walk_ends
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.recording import Recording, SampleFlag, Samples

@@ -65,7 +65,7 @@ def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr("perf_offcpu.collect.events.pmu.DEVICES", tmp_path)
+    monkeypatch.setattr("perf_offcpu.collect.events.parser.DEVICES", tmp_path)
 
 
 @pytest.mark.usefixtures("devices")

@@ -12,9 +12,9 @@ import pytest
 
 from perf_offcpu import losses
 from perf_offcpu.abi.records import RECORD_HEADER, RECORD_LAYOUTS, RecordType
+from perf_offcpu.collect.existing.inventory import KnownTasks
 from perf_offcpu.collect.existing.kernel_maps import KernelMaps, bpf_symbols
 from perf_offcpu.collect.existing.maps import MappedBuildIds, Mapping, parse_maps
-from perf_offcpu.collect.existing.proc import KnownTasks
 from perf_offcpu.collect.existing.process import Description, Part, ProcessReader
 from perf_offcpu.collect.system.cgroups import Hierarchy, cgroup2_mount, hierarchies
 from perf_offcpu.collect.system.clock import shift_from_text

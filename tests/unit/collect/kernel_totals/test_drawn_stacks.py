@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from perf_offcpu.abi.offcpu import WaitFlag
 from perf_offcpu.collect.bpf.header import read_header
-from perf_offcpu.collect.kernel_totals.drawn_stacks import DrawnStacks
+from perf_offcpu.collect.output.totals import DrawnStacks
 from perf_offcpu.resources import bpf_dir
 
 STRUCTS = read_header(bpf_dir() / "off_cpu.h").structs

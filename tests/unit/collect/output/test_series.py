@@ -23,9 +23,9 @@ from perf_offcpu.collect.bpf.maps import _NO_STACKS, Drained, _side_by_side
 from perf_offcpu.collect.control import Requests
 from perf_offcpu.collect.counters import Counter, Span, counters_event
 from perf_offcpu.collect.events.evsels import SAMPLE_TYPE, Support
+from perf_offcpu.collect.existing.inventory import KnownTasks
 from perf_offcpu.collect.existing.kernel_maps import KnownKernel
 from perf_offcpu.collect.existing.maps import MappedBuildIds
-from perf_offcpu.collect.existing.proc import KnownTasks
 from perf_offcpu.collect.kernel_totals.user_stacks import Unread
 from perf_offcpu.collect.options import RecordOptions
 from perf_offcpu.collect.output.file import Counts, OutputFile

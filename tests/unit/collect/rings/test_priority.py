@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from perf_offcpu.collect.rings.priority import DrainPriority
+from perf_offcpu.collect.rings.pressure import DrainPriority
 
 
 class Machine:
