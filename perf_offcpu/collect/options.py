@@ -16,53 +16,34 @@ STANDARD_OUTPUT = "-"
 
 @dataclass(frozen=True, slots=True)
 class RecordOptions(WaitOptions):
-    """Options of one recording.
+    """Options of one recording."""
 
-    Args:
-        target: tasks whose waits and samples are recorded.
-        command: the command to start, () for none.
-        argv: the recorder's own command line, for the file.
-        output: the file as the user named it; "-" is standard output, in pipe form.
-        rotation: when the recording goes on in a new file; None for never.
-        compression_level: of zstd, 0 for plain records.
-        events: on-CPU events to sample; () for off-CPU time alone.
-        frequency_hz: samples a second and CPU of each on-CPU event.
-        period: events for each sample, instead of a frequency; 0 for the frequency.
-        deferred_stacks: the user part of callchains is walked when the task returns to user mode, where the kernel can.
-        all_cgroups: on-CPU samples hold the control group; off-CPU samples always do.
-        stack_bytes: bytes of the user stack in samples, to be unwound when they are read; 0 for user callchains along
-            frame pointers.
-        ring_bytes: size of each CPU's ring buffer, a power of two of pages; 0 for the default.
-        realtime_priority: SCHED_FIFO priority of the recorder; 0 for none.
-        asks_jvms: JVMs are asked for the names of their compiled code.
-        pystack: directory of pystack, which reads the Python functions of threads that are still blocked at the end; ""
-            for none.
-        duration_s: seconds after which the recording ends; None for no limit.
-        until_exit: pid of a process at whose exit the recording ends; 0 for none.
-        unprivileged: record own processes without BPF, as an ordinary user can.
-        control: descriptors for commands that pause the recording or change it; None for none.
-    """
-
-    target: Target
-    command: tuple[str, ...] = ()
-    argv: tuple[str, ...] = ()
-    output: str = DEFAULT_OUTPUT
-    rotation: Rotation | None = None
-    compression_level: int = 0
+    target: Target  # tasks whose waits and samples are recorded
+    command: tuple[str, ...] = ()  # the command to start, () for none
+    argv: tuple[str, ...] = ()  # the recorder's own command line, for the file
+    output: str = DEFAULT_OUTPUT  # the file as the user named it; "-" is standard output, in pipe form
+    rotation: Rotation | None = None  # when the recording goes on in a new file; None for never
+    compression_level: int = 0  # of zstd, 0 for plain records
     events: tuple[SamplingEvent, ...] = parse_events([DEFAULT_EVENT])
-    frequency_hz: int = DEFAULT_FREQUENCY_HZ
-    period: int = 0
+    """On-CPU events to sample; () for off-CPU time alone."""
+    frequency_hz: int = DEFAULT_FREQUENCY_HZ  # samples a second and CPU of each on-CPU event
+    period: int = 0  # events for each sample, instead of a frequency; 0 for the frequency
     deferred_stacks: bool = False
-    all_cgroups: bool = False
+    """The user part of callchains is walked when the task returns to user mode, where the kernel can."""
+    all_cgroups: bool = False  # on-CPU samples hold the control group; off-CPU samples always do
     stack_bytes: int = 0
-    ring_bytes: int = 0
-    realtime_priority: int = 0
-    asks_jvms: bool = True
+    """Bytes of the user stack in samples, to be unwound when they are read; 0 for user callchains along frame
+    pointers."""
+    ring_bytes: int = 0  # size of each CPU's ring buffer, a power of two of pages; 0 for the default
+    realtime_priority: int = 0  # SCHED_FIFO priority of the recorder; 0 for none
+    asks_jvms: bool = True  # JVMs are asked for the names of their compiled code
     pystack: str = ""
-    duration_s: float | None = None
-    until_exit: int = 0
-    unprivileged: bool = False
-    control: ControlFds | None = None
+    """Directory of pystack, which reads the Python functions of threads that are still blocked at the end; "" for
+    none."""
+    duration_s: float | None = None  # seconds after which the recording ends; None for no limit
+    until_exit: int = 0  # pid of a process at whose exit the recording ends; 0 for none
+    unprivileged: bool = False  # record own processes without BPF, as an ordinary user can
+    control: ControlFds | None = None  # descriptors for commands that pause the recording or change it; None for none
 
     @property
     def is_steady(self) -> bool:

@@ -26,42 +26,26 @@ def progress_line(
 
 @dataclass(slots=True)
 class Summary:
-    """Collect the numbers of a recording; complete once it has ended.
+    """Collect the numbers of a recording; complete once it has ended."""
 
-    Args:
-        path: the file, or the last one of several.
-        status: exit status for the recorder: the command's, or 128 + the signal that ended the recording.
-        files: number of files.
-        file_bytes: size of all files up to their features.
-        sums: number of sums written, of short waits; also counts each sum of one wait with a copy of its stack.
-        still_blocked: number of samples written of threads that wait when the recording ends.
-        oncpu_samples: samples of on-CPU events written.
-        lost_records: records that found a ring full.
-        counters: losses and counts by cause, as of `Collector.counters`.
-        recorded_ns: time in which waits were recorded, without pauses.
-        ring_bytes, ring_fullest: size of each ring, and the largest fill of one, 0 to 1.
-        longest: the longest time between two drains of the rings.
-        cpu_s: CPU seconds of the recorder from the begin of the recording to the end of the file.
-        remedy: where a ring was full, what the cause was and what helps.
-        programs: (runs, ns) of each BPF program; 0 unless sysctl kernel.bpf_stats_enabled is 1.
-    """
-
-    path: str
-    status: int = 0
-    files: int = 1
-    file_bytes: int = 0
-    sums: int = 0
-    still_blocked: int = 0
-    oncpu_samples: int = 0
-    lost_records: int = 0
+    path: str  # the file, or the last one of several
+    status: int = 0  # exit status for the recorder: the command's, or 128 + the signal that ended the recording
+    files: int = 1  # number of files
+    file_bytes: int = 0  # size of all files up to their features
+    sums: int = 0  # number of sums written, of short waits; also counts each sum of one wait with a copy of its stack
+    still_blocked: int = 0  # number of samples written of threads that wait when the recording ends
+    oncpu_samples: int = 0  # samples of on-CPU events written
+    lost_records: int = 0  # records that found a ring full
     counters: Mapping[LossCause, Counter] = field(default_factory=dict)
-    recorded_ns: int = 0
-    ring_bytes: int = 0
-    ring_fullest: float = 0.0
-    longest: TimeSpent = TimeSpent()
-    cpu_s: float = 0.0
-    remedy: str = ""
+    """Losses and counts by cause, as of `Collector.counters`."""
+    recorded_ns: int = 0  # time in which waits were recorded, without pauses
+    ring_bytes: int = 0  # size of each ring
+    ring_fullest: float = 0.0  # largest fill of a ring, 0 to 1
+    longest: TimeSpent = TimeSpent()  # the longest time between two drains of the rings
+    cpu_s: float = 0.0  # CPU seconds of the recorder from the begin of the recording to the end of the file
+    remedy: str = ""  # where a ring was full, what the cause was and what helps
     programs: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """(runs, ns) of each BPF program; 0 unless sysctl kernel.bpf_stats_enabled is 1."""
 
     def events(self, cause: LossCause) -> int:
         """Return the number of events counted for a cause; 0 if the cause was not counted."""

@@ -26,24 +26,15 @@ _MAX_DIGITS = 18
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Say which tasks' waits and samples are recorded.
+    """Say which tasks' waits and samples are recorded."""
 
-    Args:
-        processes, threads: ids as the user sees them.
-        command: the command that the recorder starts is the target.
-        users: effective user ids.
-        comms: names of threads.
-        cpus: CPUs on which a wait must begin, or a sample be taken.
-        groups: control groups, all of one hierarchy; groups below them match, too.
-    """
-
-    processes: tuple[int, ...] = ()
-    threads: tuple[int, ...] = ()
-    command: bool = False
-    users: tuple[int, ...] = ()
-    comms: tuple[bytes, ...] = ()
-    cpus: tuple[int, ...] = ()
-    groups: tuple[Group, ...] = ()
+    processes: tuple[int, ...] = ()  # ids as the user sees them
+    threads: tuple[int, ...] = ()  # likewise
+    command: bool = False  # the command that the recorder starts is the target
+    users: tuple[int, ...] = ()  # effective user ids
+    comms: tuple[bytes, ...] = ()  # names of threads
+    cpus: tuple[int, ...] = ()  # CPUs on which a wait must begin, or a sample be taken
+    groups: tuple[Group, ...] = ()  # control groups, all of one hierarchy; groups below them match, too
     forked: frozenset[int] = frozenset()
     """Processes that are not named, but were found as descendants of `roots`: they may end at any time."""
     roots: tuple[int, ...] = ()  # named as `PID+`: their descendants are looked up again when the recording begins

@@ -21,24 +21,20 @@ WAITING_FOR_CPU = "runnable", "throttled", "preempted"
 
 @dataclass(frozen=True, slots=True)
 class LastTasks:
-    """Tasks that lived when the recording, or a file of it, ended.
+    """Tasks that lived when the recording, or a file of it, ended."""
 
-    Args:
-        end_ns: time of that end.
-        tasks: rows of `struct offcpu_last`.
-        kernel, user: addresses of the frames of each row of `tasks`, leaf first; empty if the task does not wait.
-        budgets: rows of `struct offcpu_budget`, complete up to `end_ns` or a little later; empty without budgets.
-        copies: the top of the user stack of each row of `tasks`, b"" where it was not copied; () without copies.
-        python: a payload with the Python functions of each waiting task that has any (`abi.counters.PYTHON`).
-    """
-
-    end_ns: int
-    tasks: NDArray[Any]
-    kernel: tuple[U64, ...]
-    user: tuple[U64, ...]
+    end_ns: int  # time of that end
+    tasks: NDArray[Any]  # rows of `struct offcpu_last`
+    kernel: tuple[
+        U64, ...
+    ]  # addresses of the frames of each row of `tasks`, leaf first; empty if the task does not wait
+    user: tuple[U64, ...]  # likewise
     budgets: NDArray[Any]
+    """Rows of `struct offcpu_budget`, complete up to `end_ns` or a little later; empty without budgets."""
     copies: tuple[bytes, ...] = ()
+    """The top of the user stack of each row of `tasks`, b"" where it was not copied; () without copies."""
     python: tuple[bytes, ...] = ()
+    """A payload with the Python functions of each waiting task that has any (`abi.counters.PYTHON`)."""
 
     def waiting(self) -> NDArray[np.int64]:
         """Return int64: indices in `tasks` of the tasks that wait in a recorded state."""

@@ -76,17 +76,14 @@ _NO_STACKS = UserStacks(np.zeros(0, np.uint64), np.zeros(1, np.int64), np.zeros(
 
 
 class Drained(NamedTuple):
-    """Entries removed from the maps.
-
-    Args:
-        sums: a row per thread, state, system call, cgroup, stack and caller, whose fields are the members of
-            `struct offcpu_sum_key` and `struct offcpu_sum`. `stack` is a hash in `stacks`, 0 for none.
-        budgets: rows of `struct offcpu_budget` of threads that have ended; `ns` is indexed by `enum offcpu_mode`.
-    """
+    """Entries removed from the maps."""
 
     sums: NDArray[np.void]
+    """A row per thread, state, system call, cgroup, stack and caller, whose fields are the members of `struct
+    offcpu_sum_key` and `struct offcpu_sum`. `stack` is a hash in `stacks`, 0 for none."""
     stacks: UserStacks
     budgets: NDArray[np.void]
+    """Rows of `struct offcpu_budget` of threads that have ended; `ns` is indexed by `enum offcpu_mode`."""
 
 
 class ProgramMaps:

@@ -109,24 +109,17 @@ MODIFIERS = "u, k, h, G, H, I, D, e, p, pp, ppp and P"
 
 @dataclass(frozen=True, slots=True)
 class SamplingEvent:
-    """Describe an on-CPU event to sample, as parsed from `-e`.
+    """Describe an on-CPU event to sample, as parsed from `-e`: fields of the attr, and terms of the event."""
 
-    Args:
-        name: as the user wrote it, or as in `name=`.
-        type, config, config1, config2, flags: fields of the attr.
-        period, frequency_hz: terms of the event, 0 if not given.
-        most_precise: use the highest precise_ip that the kernel takes.
-    """
-
-    name: str
+    name: str  # as the user wrote it, or as in `name=`
     type: int
     config: int
     flags: AttrFlag = AttrFlag(0)
     config1: int = 0
     config2: int = 0
-    period: int = 0
-    frequency_hz: int = 0
-    most_precise: bool = False
+    period: int = 0  # 0 if not given
+    frequency_hz: int = 0  # 0 if not given
+    most_precise: bool = False  # use the highest precise_ip that the kernel takes
 
     @property
     def is_tracepoint(self) -> bool:
