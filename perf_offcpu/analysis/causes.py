@@ -85,14 +85,9 @@ def causes_of(profile: Profile, waits: Waits) -> Causes:
 
 
 def program_functions(profile: Profile, leaf: I64) -> tuple[list[str], I64]:
-    """Return the innermost named function of the program in each of n stacks, which may be stacks of wakers.
-
-    Args:
-        leaf: int64[n], rows in stacks; -1 for none.
-
-    Returns:
-        (names, of): printable names, the first "", not known; int64[n], index into them.
-    """
+    """Return the innermost named function of the program in each of n stacks, which may be stacks of wakers. `leaf`:
+    int64[n], rows in stacks; -1 for none. The result is (names, of): printable names, the first "", not known;
+    int64[n], index into them."""
     first, group_of = group(leaf)
     node = innermost_node(profile, leaf[first], _kinds(profile)[0])
     frame = np.append(profile.stacks.frame, -1)[node].tolist()
@@ -112,11 +107,8 @@ def _short(symbol: str, dso: str, call: str) -> str:
 
 
 def _of_rules(profile: Profile, waits: Waits, leaf: I64, rule: I64) -> tuple[I64, I64]:
-    """Find in each stack the outermost frame that its rule (`rule`: index in `waits.rules`, -1 none) names.
-
-    Returns:
-        (node, start): int64[n], rows in stacks. node: -1 if none; start: parent of node, else the leaf (to search on).
-    """
+    """Find in each stack the outermost frame that its rule (`rule`: index in `waits.rules`, -1 none) names. Return
+    (node, start): int64[n], rows in stacks. node: -1 if none; start: parent of node, else the leaf (to search on)."""
     node, start = np.full(len(leaf), -1, np.int64), leaf.copy()
     frames, strings = profile.frames, profile.strings
     for number in distinct(rule[rule >= 0]).tolist():

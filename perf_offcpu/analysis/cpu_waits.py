@@ -16,13 +16,9 @@ _SCALE = 1 << 20
 
 
 class CpuWaits:
-    """Share of preemption in the time that threads seem to run.
-
-    Attributes:
-        queued: int64[tracks], ns of preemption that were not recorded as waits.
-        running: int64[tracks], ns on a CPU, by the budgets.
-        share: int64[tracks], `queued` as a part of the time outside of single waits, in units of 2^-20.
-    """
+    """Share of preemption in the time that threads seem to run. `queued`: int64[tracks], ns of preemption that were not
+    recorded as waits. `running`: int64[tracks], ns on a CPU, by the budgets. `share`: int64[tracks], `queued` as a part
+    of the time outside of single waits, in units of 2^-20."""
 
     def __init__(self, profile: Profile, tracks: Sequence[Track]) -> None:
         budget, samples = profile.budget, profile.samples

@@ -24,12 +24,8 @@ _ROW_LIMIT = 1 << 53 - _LOW_BITS
 
 
 def group(*columns: NDArray[Any]) -> tuple[I64, I64]:
-    """Group n rows by equality of all columns (integers, n each).
-
-    Returns:
-        (first, of): int64[groups], the first row of each group; int64[n], the group of each row. Groups are
-        numbered in ascending order of (column 0, column 1, …).
-    """
+    """Group n rows by equality of all columns (integers, n each). Return (first, of): int64[groups], the first row of
+    each group; int64[n], the group of each row. Groups are numbered in ascending order of (column 0, column 1, …)."""
     key, size = _dense(columns[0])
     for column in columns[1:]:
         other, other_size = _dense(column)

@@ -158,11 +158,8 @@ def spans_of(samples: ProfileSamples) -> tuple[I64, I64]:
 
 
 class _Moments:
-    """Moments: begins and ends of the waits for each object as columns, sorted by object, then time.
-
-    Args:
-        rows: int64[n], the samples whose waits make the moments.
-    """
+    """Moments: begins and ends of the waits for each object as columns, sorted by object, then time. `rows`: int64[n],
+    the samples whose waits make the moments."""
 
     def __init__(self, samples: ProfileSamples, holders: Holders, rows: I64) -> None:
         begin, end = (column[rows] for column in spans_of(samples))

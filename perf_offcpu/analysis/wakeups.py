@@ -18,12 +18,9 @@ _MARK_NS = 1_000
 
 
 def with_wakers(profile: Profile, timeline: Timeline) -> tuple[list[Track], I64]:
-    """Return the tracks of sleepers and wakers together, and the waker of each sample.
-
-    Returns:
-        (tracks, waker): the tracks of the timeline, then tracks without samples of threads that
-        only woke others; int64[n], the track of the thread that woke each sleeper, -1 if unknown.
-    """
+    """Return the tracks of sleepers and wakers together, and the waker of each sample. The result is (tracks, waker):
+    the tracks of the timeline, then tracks without samples of threads that only woke others; int64[n], the track of the
+    thread that woke each sleeper, -1 if unknown."""
     samples = profile.samples
     tracks = list(timeline.tracks)
     of_ids = {(track.pid, track.tid): row for row, track in enumerate(tracks)}

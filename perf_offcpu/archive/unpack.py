@@ -29,13 +29,8 @@ class Unpacker:
         self._links, self._created = dict[str, str](), list[str]()
 
     def unpack(self, archive: tarfile.TarFile) -> None:
-        """Unpack all members.
-
-        Raises:
-            tarfile.TarError: a member leads outside, or is neither file nor link nor directory; there are too
-                many members or bytes.
-            OSError: a member cannot be written.
-        """
+        """Unpack all members. Raises tarfile.TarError: a member leads outside, or is neither file nor link nor
+        directory; there are too many members or bytes; OSError: a member cannot be written."""
         try:
             for number, member in enumerate(archive):
                 if number >= MAX_MEMBERS:
@@ -121,12 +116,8 @@ class BoundedStream:
 
 
 def unpack(path: str, directory: str) -> None:
-    """Unpack an archive, whether compressed or not, into a directory that is made if it does not exist.
-
-    Raises:
-        tarfile.TarError: it is damaged or hostile.
-        OSError: it cannot be read or written.
-    """
+    """Unpack an archive, whether compressed or not, into a directory that is made if it does not exist. Raises
+    tarfile.TarError: it is damaged or hostile; OSError: it cannot be read or written."""
     fd = open_regular(path)
     with open(fd, "rb") as packed:
         limit = _BASE_SIZE + MAX_RATIO * os.fstat(fd).st_size

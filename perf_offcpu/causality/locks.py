@@ -92,11 +92,8 @@ def _ended_circles(samples: ProfileSamples, holders: Holders, begin: I64, end: I
 
 
 def circles_of(successor: dict[int, int]) -> list[list[int]]:
-    """Return the circles of a graph node → its only successor.
-
-    Returns:
-        Each circle from its smallest node on, in the order of successors; longest circles first, then by first node.
-    """
+    """Return the circles of a graph node → its only successor. The result is each circle from its smallest node on, in
+    the order of successors; longest circles first, then by first node."""
     circles, done = list[list[int]](), set[int]()
     for start in sorted(successor):
         path: dict[int, int] = {}

@@ -110,12 +110,8 @@ class RecordingSignals:
 
     A signal that was ignored on entry (SIGHUP under nohup) stays ignored. SIGINT is noted in any case, because shells
     ignore it for commands in the background, and `kill -INT` is how scripts end a recording. `rotating`: take SIGUSR2,
-    too.
-
-    Attributes:
-        received: the first signal that ends the recording; None: none has come.
-        rotate: SIGUSR2 has come; set to False by the caller that begins the new file.
-        fd: readable once a signal has come.
+    too. `received`: the first signal that ends the recording; None: none has come. `rotate`: SIGUSR2 has come; set to
+    False by the caller that begins the new file. `fd`: readable once a signal has come.
     """
 
     def __init__(self, rotating: bool = False) -> None:
@@ -182,11 +178,8 @@ class Requests:
         self._has_files, self._signals, self._say = has_files, signals, say
 
     def obey(self, expected: str) -> bool:
-        """Carry out and acknowledge the commands up to the expected one, which is left to the caller.
-
-        Returns:
-            Whether the expected command has come.
-        """
+        """Carry out and acknowledge the commands up to the expected one, which is left to the caller. Return whether
+        the expected command has come."""
         while not self.stopping and (command := self.control.next()) is not None:
             if command.name == expected:
                 return True

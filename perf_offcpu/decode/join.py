@@ -64,13 +64,8 @@ class _Span(NamedTuple):
 
 def join_by_host(recordings: Sequence[Recording], options: JoinOptions | None = None) -> list[Host]:
     """Join the recordings of each host, and put all on one clock; hosts in order of their first recordings.
-
-    Args:
-        recordings: without snapshots of user stacks, which unwinding has replaced by callchains.
-
-    Raises:
-        UsageError: architectures differ, or a clock is not known.
-    """
+    `recordings`: without snapshots of user stacks, which unwinding has replaced by callchains. Raises UsageError:
+    architectures differ, or a clock is not known."""
     options = options or JoinOptions()
     metas = [recording.meta for recording in recordings if recording.meta.arch]
     if strangers := [meta for meta in metas if meta.arch != metas[0].arch]:

@@ -59,17 +59,11 @@ class Head(Protocol):
 def load_recording(
     path: str | os.PathLike[str], *, merge: bool = True, switches: bool = True, snapshots: bool = False
 ) -> Recording:
-    """Read a recording: a file, a directory of `perf record --threads`, or "-" for standard input.
-
-    Args:
-        merge: complete samples whose user callchain was deferred.
-        switches: if the recording has context switches (sched_switch tracepoints or SWITCH records) and no
-            off-cpu event, add a sample for each wait between two switches (`decode.switches.intervals`).
-        snapshots: keep copies of user stacks, for `unwind.unwinder`.
-
-    Raises:
-        FormatError: it cannot be opened, or is no perf.data. Damage inside is counted in `losses`.
-    """
+    """Read a recording: a file, a directory of `perf record --threads`, or "-" for standard input. `merge`: complete
+    samples whose user callchain was deferred. `switches`: if the recording has context switches (sched_switch
+    tracepoints or SWITCH records) and no off-cpu event, add a sample for each wait between two switches
+    (`decode.switches.intervals`). `snapshots`: keep copies of user stacks, for `unwind.unwinder`. Raises FormatError:
+    it cannot be opened, or is no perf.data. Damage inside is counted in `losses`."""
     with PerfDataReader.open(path) as reader:
         recording = read_recording(reader, switches=switches, snapshots=snapshots)
         return cut_wrong_callers(merge_deferred(recording) if merge else recording)

@@ -55,11 +55,8 @@ def retype(
     data: NDArray[np.uint8], columns: Columns, samples: Samples, order: Order, counters: Losses
 ) -> tuple[Batch, Bool]:
     """Re-type n raw samples of one evsel; time, evsel, cpu and flags are taken from `samples`, the same n samples.
-
-    Returns:
-        (batch, sound): the off-cpu samples, and bool[n], False where the payload is malformed or of another
-        version than this module reads. Such samples are counted if they are `ok` in `columns`.
-    """
+    Return (batch, sound): the off-cpu samples, and bool[n], False where the payload is malformed or of another version
+    than this module reads. Such samples are counted if they are `ok` in `columns`."""
     payload = Payload(data, columns, order)
     result = Samples.sparse(
         len(payload.words),

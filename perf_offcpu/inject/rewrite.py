@@ -68,16 +68,9 @@ _TASK_TYPES = frozenset[int]({RecordType.COMM, RecordType.FORK, RecordType.EXIT}
 
 
 def rewrite(path: str, out_fd: int, out_path: str, options: RewriteOptions | None = None) -> Rewritten:
-    """Write the recording at `path` ("-": standard input) again.
-
-    Args:
-        out_fd: an empty, seekable file, or any descriptor for the pipe form; the caller closes it.
-        out_path: its name, for messages.
-
-    Raises:
-        FormatError: the input is no perf.data. Damage inside is counted.
-        RecordingError: the output cannot be written.
-    """
+    """Write the recording at `path` ("-": standard input) again. `out_fd`: an empty, seekable file, or any descriptor
+    for the pipe form; the caller closes it. `out_path`: its name, for messages. Raises FormatError: the input is no
+    perf.data. Damage inside is counted; RecordingError: the output cannot be written."""
     options, counters, waits = options or RewriteOptions(), Losses(), None
     with PerfDataReader.repeatable(path) as again:
         survey = Survey(again(), options.switches)

@@ -126,14 +126,10 @@ def drop_references(batch: SampleBatch) -> SampleBatch:
 
 
 class StackUnwinder:
-    """Unwinds copies of user stacks.
-
-    Args:
-        unwinder, tasks: of the same recording; `tasks` finds the address space of each sample.
-        late: the copies that come in the file after the first sample that refers to them.
-        keep: samples with a copy keep it; only samples that refer to the copy of another sample are unwound.
-        done: counts the stacks that were unwound, and the stacks that could not be unwound to their root.
-    """
+    """Unwinds copies of user stacks. `unwinder` and `tasks`: of the same recording; `tasks` finds the address space of
+    each sample. `late`: the copies that come in the file after the first sample that refers to them. `keep`: samples
+    with a copy keep it; only samples that refer to the copy of another sample are unwound. `done`: counts the stacks
+    that were unwound, and the stacks that could not be unwound to their root."""
 
     def __init__(self, unwinder: Unwinder, tasks: TaskReplay, late: LateCopies, keep: bool, done: Rewritten) -> None:
         self.unwinder, self.tasks, self.keep, self.done = unwinder, tasks, keep, done

@@ -61,16 +61,9 @@ class Named(NamedTuple):
 def name_by_calls(
     recording: Recording, named: Named, skip: Bool, strings: Strings, search: Search, unresolved: Losses
 ) -> Named:
-    """Name locations without a symbol by the calls that led to them.
-
-    Args:
-        skip: bool[locations], locations that stay as they are.
-        strings: names are interned there.
-        unresolved: locations that get a name in all callchains are not counted there any more.
-
-    Returns:
-        `named` with one more location for each (location, function that was called).
-    """
+    """Name locations without a symbol by the calls that led to them. `skip`: bool[locations], locations that stay as
+    they are. `strings`: names are interned there. `unresolved`: locations that get a name in all callchains are not
+    counted there any more. Return `named` with one more location for each (location, function that was called)."""
     locations, names, chains = named
     unnamed = (locations.cpumode == CpuMode.USER) & (names.symbol == 0) & ~skip
     values = chains.values.astype(np.int64)
@@ -127,11 +120,8 @@ def _symbols(code: _Code, inner: I64, outer: I64, strings: Strings) -> I64:
 
 
 class _Code:
-    """Reads the code of locations in the files that their mappings name.
-
-    Args:
-        rows: the locations to read, as ascending rows of `locations`.
-    """
+    """Reads the code of locations in the files that their mappings name. `rows`: the locations to read, as ascending
+    rows of `locations`."""
 
     def __init__(self, recording: Recording, locations: Locations, rows: I64, search: Search) -> None:
         self.recording, self.search = recording, search

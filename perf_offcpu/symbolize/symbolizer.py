@@ -45,10 +45,8 @@ COOKIE = "(cookie)"  # symbol shown for the cookie of a deferred user callchain,
 def symbolize(recording: Recording, options: SymbolizeOptions | None = None) -> Profile:
     """Return a Profile with one frame for each distinct named location of a recording.
 
-    Its losses are the recording's and one cause for each reason why addresses have no name.
-
-    Raises:
-        UsageError: a file that the options name cannot be read.
+    Its losses are the recording's and one cause for each reason why addresses have no name. Raises UsageError: a file
+    that the options name cannot be read.
     """
     options = options or SymbolizeOptions()
     strings = recording.strings.copy()
@@ -91,13 +89,10 @@ def symbolize(recording: Recording, options: SymbolizeOptions | None = None) -> 
 
 
 def locations_of(recording: Recording) -> tuple[Samples, Locations, Ragged, I32]:
-    """Find the distinct locations and (address space, callchain) pairs of a recording.
-
-    Returns:
-        (samples, locations, rows, pair_of): the samples, each with a callchain of at least its address;
-        their locations; the locations of each pair, leaf first; the pair of each sample, then, if any has
-        a waker with a callchain, of each sample's waker, -1 for none.
-    """
+    """Find the distinct locations and (address space, callchain) pairs of a recording. Return (samples, locations,
+    rows, pair_of): the samples, each with a callchain of at least its address; their locations; the locations of each
+    pair, leaf first; the pair of each sample, then, if any has a waker with a callchain, of each sample's waker, -1 for
+    none."""
     samples, callchains = _with_leaves(recording.samples, recording.callchains)
     space, callchain = samples.space, samples.callchain
     if bool((samples.waker_callchain >= 0).any()):

@@ -60,11 +60,8 @@ _USAGE: Final = UsageError.exit_status
 
 class Segments:
     """Runs a recorder and iterates over the profiles of its intervals, the last one cut by the end of the recorder.
-
-    Attributes:
-        unread: number of files that were lost: the recorder removed them before they were read.
-        status: exit status of the recorder, which is that of the recorded command; 0 while it runs.
-    """
+    `unread`: number of files that were lost: the recorder removed them before they were read. `status`: exit status of
+    the recorder, which is that of the recorded command; 0 while it runs."""
 
     def __init__(self, words: Sequence[str], seconds: float, first_s: float | None = None) -> None:
         """Start `record` with the options and the command `words`; intervals last `seconds`, the first one `first_s`

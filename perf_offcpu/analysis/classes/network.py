@@ -149,14 +149,10 @@ def before(samples: SampleColumns, connection: I32) -> Before:
 
 
 def tcp_causes(samples: SampleColumns, operation: U8, inward: Bool, since: Before) -> Network:
-    """Return the causes of n waits for TCP connections by rule; a wait that fits several gets the first.
-
-    Args:
-        samples: single waits with facts (`tcp_state` is not 0).
-        operation: uint8[n], Operation.
-        inward: bool[n], True where the peer is a client, or not known: it owes no answer.
-        since: what has changed since the previous sample of the connection.
-    """
+    """Return the causes of n waits for TCP connections by rule; a wait that fits several gets the first. `samples`:
+    single waits with facts (`tcp_state` is not 0). `operation`: uint8[n], Operation. `inward`: bool[n], True where the
+    peer is a client, or not known: it owes no answer. `since`: what has changed since the previous sample of the
+    connection."""
     is_open = samples.has(SampleFlag.STILL_BLOCKED)
     length, tick = samples.length_ns(), samples.tcp_tick_us.astype(np.int64) * _NS_PER_US
     delay = np.where(is_open, 0, np.clip(samples.delay_ns(), 0, length))

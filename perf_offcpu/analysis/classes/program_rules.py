@@ -312,16 +312,10 @@ _NEVER = (WaitClass.RUNQUEUE, WaitClass.THROTTLED, WaitClass.STOPPED, WaitClass.
 
 
 class Rules:
-    """Matches the rules on programs, in order of precedence, with functions and waits.
-
-    Args:
-        rules: the user's rules, which precede those of the table.
-
-    Attributes:
-        by_comm: True if some rule has a condition on the name of the thread.
-        rules: all rules, in order of precedence; bit i of a set of rules stands for `rules[i]`.
-        by_caller: set of the rules with a condition on the caller of a function.
-    """
+    """Matches the rules on programs, in order of precedence, with functions and waits. `rules`: the user's rules, which
+    precede those of the table. `by_comm`: True if some rule has a condition on the name of the thread. `rules`: all
+    rules, in order of precedence; bit i of a set of rules stands for `rules[i]`. `by_caller`: set of the rules with a
+    condition on the caller of a function."""
 
     def __init__(self, rules: Sequence[ProgramRule] = ()) -> None:
         self.rules = (*rules, *PROGRAM_RULES)

@@ -87,11 +87,8 @@ def _if(patterns: str) -> Callable[[str], int | None]:
 
 
 class _Stacks:
-    """Searches stacks of a profile, from the leaf on, for functions to which a rule gives a value.
-
-    Args:
-        stacks: int64[n], rows in the profile's stacks.
-    """
+    """Searches stacks of a profile, from the leaf on, for functions to which a rule gives a value. `stacks`: int64[n],
+    rows in the profile's stacks."""
 
     def __init__(self, profile: Profile, stacks: I64) -> None:
         self.profile, self.stacks = profile, stacks
@@ -107,11 +104,8 @@ class _Stacks:
         return self._first(self._judged(judge, self.used & ~self.is_kernel, SYMBOL_SUFFIX), depth)
 
     def met_rules(self, programs: Rules) -> tuple[list[int], I32]:
-        """Return the rules of programs that each stack meets by its functions and their callers.
-
-        Returns:
-            (sets, set_of_stack): distinct sets of rules (bits), the last one empty; int32[n], index into sets.
-        """
+        """Return the rules of programs that each stack meets by its functions and their callers. The result is (sets,
+        set_of_stack): distinct sets of rules (bits), the last one empty; int32[n], index into sets."""
         number_of_set: dict[int, int] = {}
 
         def number(rules: int) -> int:

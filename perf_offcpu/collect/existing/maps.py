@@ -102,12 +102,8 @@ _MOST_NAME_BYTES = 16 << 20  # bytes of the names of files that are remembered
 
 
 class MappedBuildIds:
-    """Read and remember build-ids of mapped files; each file is read once, however many tasks map it.
-
-    Attributes:
-        files: path → build-id of each file that has one.
-        avoided: devices whose files are not read, because one did not answer.
-    """
+    """Read and remember build-ids of mapped files; each file is read once, however many tasks map it. `files`: path →
+    build-id of each file that has one. `avoided`: devices whose files are not read, because one did not answer."""
 
     def __init__(self) -> None:
         self.files: dict[bytes, bytes] = {}

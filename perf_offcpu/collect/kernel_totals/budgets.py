@@ -25,14 +25,9 @@ SWITCH_NS = 5000  # time of a switch that may count for the thread that leaves o
 
 
 def budget_samples(event: EventSpec, budgets: NDArray[Any], modes: Sequence[str], time_ns: int) -> Iterator[bytes]:
-    """Yield sample records with `BATCH` budgets each.
-
-    Args:
-        event: offcpu-counters.
-        budgets: rows of `struct offcpu_budget` (bpf/off_cpu.h).
-        modes: enumerators of `enum offcpu_mode`, which index their field `ns`.
-        time_ns: time of the samples.
-    """
+    """Yield sample records with `BATCH` budgets each. `event`: offcpu-counters. `budgets`: rows of `struct
+    offcpu_budget` (bpf/off_cpu.h). `modes`: enumerators of `enum offcpu_mode`, which index their field `ns`. `time_ns`:
+    time of the samples."""
     rows = _as_in_file(budgets, modes)
     for low in range(0, len(rows), BATCH):
         part = rows[low : low + BATCH]

@@ -46,14 +46,10 @@ def pystack_directory() -> str | None:
 def with_python_functions(
     last: LastTasks, again: Callable[[], LastTasks], directory: str, say: Say, unread: Unread
 ) -> LastTasks:
-    """Return `last` with the payloads that name the Python functions of waiting tasks.
-
-    Args:
-        again: runs the iterator once more: functions of a task that has run meanwhile are not those of its wait.
-        directory: where pystack is.
-        say: is called with a sentence for each process that cannot be read.
-        unread: counts the threads whose functions are missing.
-    """
+    """Return `last` with the payloads that name the Python functions of waiting tasks. `again`: runs the iterator once
+    more: functions of a task that has run meanwhile are not those of its wait. `directory`: where pystack is. `say`: is
+    called with a sentence for each process that cannot be read. `unread`: counts the threads whose functions are
+    missing."""
     tasks = last.tasks[last.waiting()]
     functions: dict[tuple[int, int], Functions] = {}
     pids = np.unique(tasks["pid"]).tolist()

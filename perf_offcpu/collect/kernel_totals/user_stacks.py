@@ -42,12 +42,8 @@ T = TypeVar("T")
 
 
 class Unread:
-    """Count the stacks and locks of threads, still blocked at the end, that could not be read.
-
-    Attributes:
-        avoided: processes that did not answer.
-        lost: the causes and their counts, since the recording began.
-    """
+    """Count the stacks and locks of threads, still blocked at the end, that could not be read. `avoided`: processes
+    that did not answer. `lost`: the causes and their counts, since the recording began."""
 
     def __init__(self) -> None:
         self.avoided, self.lost = Avoided(), Losses()
@@ -130,14 +126,9 @@ def sizes_of_copies(tasks: NDArray[Any], copy_bytes: int) -> NDArray[np.int64]:
 
 
 def take_user_stacks(tasks: NDArray[Any], copy_bytes: int, unread: Unread, time_s: float = TIME_S) -> list[UserStack]:
-    """Return the user stack of each task.
-
-    Args:
-        tasks: rows of `struct offcpu_last`.
-        copy_bytes: as in `sizes_of_copies`.
-        unread: counts the stacks that are not read, or have no copy because there are too many.
-        time_s: time after which the stacks that are still missing stay empty.
-    """
+    """Return the user stack of each task. `tasks`: rows of `struct offcpu_last`. `copy_bytes`: as in `sizes_of_copies`.
+    `unread`: counts the stacks that are not read, or have no copy because there are too many. `time_s`: time after
+    which the stacks that are still missing stay empty."""
     registers, pids = registers_of(tasks), tasks["pid"]
     sizes = _bounded(sizes_of_copies(tasks, copy_bytes), pids, unread).tolist()
     tids, ips, sps, fps = (

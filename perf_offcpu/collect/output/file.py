@@ -250,10 +250,7 @@ class OutputFile:
     def _write_account(self, recording: Span, more: Mapping[LossCause, Counter]) -> Counts:
         """Write losses and counts since the file was begun, or since the last pause.
 
-        `more`: losses that only this file has.
-
-        Returns:
-            The counts up to this account.
+        `more`: losses that only this file has. Return the counts up to this account.
         """
         ended = self._ended or Counts.of(self.collector)
         counts = ended.since(self._begun)

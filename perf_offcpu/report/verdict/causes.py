@@ -125,14 +125,8 @@ class Cells(NamedTuple):
 
 
 def cells_of(subject: Profile, waits: Waits, causes: Causes, holders: Holders, kind: I64) -> Cells:
-    """Return the waits summed up to cells.
-
-    Args:
-        subject: the profile of the waits.
-        waits: `classify(subject)`.
-        holders: `holders_of(subject)`.
-        kind: int64[samples], Kind.
-    """
+    """Return the waits summed up to cells. `subject`: the profile of the waits. `waits`: `classify(subject)`.
+    `holders`: `holders_of(subject)`. `kind`: int64[samples], Kind."""
     samples = subject.samples
     who = (samples.pid, samples.tid, samples.comm)
     what = (waits.wait_class, waits.rule, causes.function, named_objects(subject))

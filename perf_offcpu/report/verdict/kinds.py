@@ -35,14 +35,8 @@ _GENERATIONS: Final = 4
 
 
 def kinds_of(profile: Profile, chosen: Bool, subject: Profile, waits: Waits) -> I64:
-    """Return int64[waits]: the Kind of each wait.
-
-    Args:
-        profile: all samples of the threads.
-        chosen: bool[samples], the waits.
-        subject: the profile with these samples.
-        waits: `classify(subject)`.
-    """
+    """Return int64[waits]: the Kind of each wait. `profile`: all samples of the threads. `chosen`: bool[samples], the
+    waits. `subject`: the profile with these samples. `waits`: `classify(subject)`."""
     samples = subject.samples
     for_work = np.zeros(len(chosen), np.bool_)
     for_work[chosen] = waits.for_work
@@ -89,9 +83,7 @@ def _naps(profile: Profile, subject: Profile, waits: Waits, left_out: Bool) -> B
 
     Sleeps are no naps if other threads waited for the sleeper for more than a tenth of its sleep, or if it waited for a
     lock or a CPU for a tenth of its time: a lock that it takes for a moment (CPython's) is no reason to count them.
-
-    Args:
-        left_out: bool[waits], True for waits that do not count for another reason.
+    `left_out`: bool[waits], True for waits that do not count for another reason.
     """
     samples, budget = subject.samples, profile.budget
     is_sleep = waits.wait_class == WaitClass.SLEEP

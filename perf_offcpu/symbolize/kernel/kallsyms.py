@@ -86,12 +86,8 @@ class _Lines:
 
 
 def load_kallsyms(path: str = LIVE) -> Kallsyms:
-    """Read a file in the form of /proc/kallsyms, plain or gzip-compressed.
-
-    Raises:
-        OSError: it cannot be read.
-        FormatError: it is too large, or damaged as a gzip file.
-    """
+    """Read a file in the form of /proc/kallsyms, plain or gzip-compressed. Raises OSError: it cannot be read;
+    FormatError: it is too large, or damaged as a gzip file."""
     return parse_kallsyms(kallsyms_text(path))
 
 

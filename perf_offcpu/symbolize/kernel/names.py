@@ -43,15 +43,9 @@ _PREFIX = "__pfx_"
 
 
 class KernelNames:
-    """Names addresses of the recorded kernel; arguments as for `UserNames`.
-
-    Attributes:
-        build_id: of the recorded kernel; b"" unknown.
-        kallsyms_path: the kallsyms that is used; "" none.
-
-    Raises:
-        UsageError: a file that the user gave cannot be used.
-    """
+    """Names addresses of the recorded kernel; arguments as for `UserNames`. `build_id`: of the recorded kernel; b""
+    unknown. `kallsyms_path`: the kallsyms that is used; "" none. Raises UsageError: a file that the user gave cannot be
+    used."""
 
     def __init__(
         self,
@@ -185,12 +179,8 @@ _CODE: Final = int(elf.SectionFlag.ALLOC | elf.SectionFlag.EXECINSTR)
 
 
 def load_module(path: str, build_id: bytes) -> SymbolTable:
-    """Read the functions of a module, at offsets from its load address; uncompress .xz, .gz and .zst.
-
-    Raises:
-        OSError: it cannot be read.
-        FormatError: it is damaged, no module, or of another build.
-    """
+    """Read the functions of a module, at offsets from its load address; uncompress .xz, .gz and .zst. Raises OSError:
+    it cannot be read; FormatError: it is damaged, no module, or of another build."""
     image = ElfImage(Source(path, _read(path)))
     if image.type != elf.ElfType.REL:
         raise FormatError(path, "kernel module", f"type {image.type} is not an unlinked object")

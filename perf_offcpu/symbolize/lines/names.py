@@ -44,12 +44,8 @@ _ALTLINK: Final = b".gnu_debugaltlink"
 
 
 class NoLines(Exception):
-    """Raised if an object has no source lines.
-
-    Args:
-        cause: the reason; None if it was built without source lines.
-        detail: what the reader of its DWARF reported; else "".
-    """
+    """Raised if an object has no source lines. `cause`: the reason; None if it was built without source lines.
+    `detail`: what the reader of its DWARF reported; else ""."""
 
     def __init__(self, cause: LossCause | None = None, detail: str = "") -> None:
         self.cause, self.detail = cause, detail
@@ -70,16 +66,9 @@ class Lines:
 
 
 def load_lines(path: str, build_id: bytes, search: Search, seconds: float = SECONDS) -> Lines:
-    """Load the source lines of an object.
-
-    Args:
-        path, build_id: the file of its symbols.
-        search: where its debug file is looked up, and where tables are kept.
-        seconds: what reading its DWARF may take, at most SECONDS.
-
-    Raises:
-        NoLines: there are none.
-    """
+    """Load the source lines of an object. `path` and `build_id`: the file of its symbols. `search`: where its debug
+    file is looked up, and where tables are kept. `seconds`: what reading its DWARF may take, at most SECONDS. Raises
+    NoLines: there are none."""
     try:
         with ExitStack() as stack:
             image = stack.enter_context(open_elf(path, search.cache))
@@ -167,15 +156,9 @@ TOTAL_SECONDS: Final = 600  # time for the DWARF of all objects of a recording; 
 
 
 class LineNames:
-    """Adds source lines and inlined functions to named addresses, object by object.
-
-    Args:
-        unresolved: addresses whose lines could not be read, although there may be some, are counted there.
-        inline: look up inlined functions too, not only lines.
-
-    Attributes:
-        inlined: the functions found so far; `location` is a row of the caller's table.
-    """
+    """Adds source lines and inlined functions to named addresses, object by object. `unresolved`: addresses whose lines
+    could not be read, although there may be some, are counted there. `inline`: look up inlined functions too, not only
+    lines. `inlined`: the functions found so far; `location` is a row of the caller's table."""
 
     def __init__(self, strings: Strings, search: Search, unresolved: Losses, *, inline: bool) -> None:
         self.strings, self.search, self.unresolved, self.inline = strings, search, unresolved, inline

@@ -69,11 +69,8 @@ class Calls(Table):
 
 
 class Symcache:
-    """Reads the tables of one symcache; `path` names it in errors.
-
-    Raises:
-        FormatError: it is of another version, or shorter than its header says.
-    """
+    """Reads the tables of one symcache; `path` names it in errors. Raises FormatError: it is of another version, or
+    shorter than its header says."""
 
     def __init__(self, data: memoryview, path: str) -> None:
         nothing: dict[str, Any] = {"magic": b"", "version": 0}

@@ -88,14 +88,8 @@ def futex_names(
     row: I32,
     options: SymbolizeOptions,
 ) -> dict[int, FutexName]:
-    """Return row in the recording's objects → name.
-
-    Args:
-        profile: of the recording.
-        objects: the futexes by row.
-        facts: uint16[objects of the recording], ObjectFact.
-        row: int32[samples], the object of each sample.
-    """
+    """Return row in the recording's objects → name. `profile`: of the recording. `objects`: the futexes by row.
+    `facts`: uint16[objects of the recording], ObjectFact. `row`: int32[samples], the object of each sample."""
     rows = np.array(sorted(objects), np.int64)
     space, stack = _usual(rows, row, recording.samples.space), _usual(rows, row, profile.samples.stack)
     elsewhere = np.array([_is_elsewhere(objects[number].place) for number in rows.tolist()], np.bool_)
@@ -192,12 +186,8 @@ KIND: Final = f"variables{VERSION}"  # kind of cache file
 
 
 def variables_of(image: ElfImage, search: Search) -> SymbolTable:
-    """Return the variables of an open file, or of its debug file, at addresses as in the file.
-
-    Raises:
-        OSError: it cannot be read.
-        FormatError: a symbol table is damaged.
-    """
+    """Return the variables of an open file, or of its debug file, at addresses as in the file. Raises OSError: it
+    cannot be read; FormatError: a symbol table is damaged."""
     with ExitStack() as stack:
         has_own = image.section_of_type(elf.SectionType.SYMTAB) is not None
         debug = None if has_own else open_debug(image, search, b".symtab", stack)

@@ -26,13 +26,9 @@ class Process(NamedTuple):
 
 
 class OtherEnds:
-    """Finds other ends among the objects of one recording.
-
-    Args:
-        rows: row in the recording's objects → object.
-        users: row → processes that waited for the object.
-        wakers: (row, pid) → process that ended most of the waits of process `pid` for it (`rows.wakers_of`).
-    """
+    """Finds other ends among the objects of one recording. `rows`: row in the recording's objects → object. `users`:
+    row → processes that waited for the object. `wakers`: (row, pid) → process that ended most of the waits of process
+    `pid` for it (`rows.wakers_of`)."""
 
     def __init__(
         self,
