@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layout of the records of perf.data: type numbers, misc bits and payloads.
-
-A record is {u32 type, u16 misc, u16 size}, the payload, and, for kernel records other than SAMPLE of
-events with sample_id_all, the trailer (`abi.sample.TRAILER`). `RECORD_LAYOUTS` holds the payloads.
-
-Sources: include/uapi/linux/perf_event.h (1-22), tools/lib/perf/include/perf/event.h (64 on).
-"""
+"""Layout of the records of perf.data: type numbers, misc bits and payloads. A record is {u32 type, u16 misc, u16 size},
+the payload, and, for kernel records other than SAMPLE of events with sample_id_all, the trailer (`abi.sample.TRAILER`).
+`RECORD_LAYOUTS` holds the payloads. Sources: include/uapi/linux/perf_event.h (1-22),
+tools/lib/perf/include/perf/event.h (64 on)."""
 
 import enum
 

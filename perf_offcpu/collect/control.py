@@ -106,13 +106,11 @@ class Control:
 
 
 class RecordingSignals:
-    """A context in which SIGINT, SIGTERM, SIGHUP and SIGUSR2 are noted instead of ending the process.
-
-    A signal that was ignored on entry (SIGHUP under nohup) stays ignored. SIGINT is noted in any case, because shells
-    ignore it for commands in the background, and `kill -INT` is how scripts end a recording. `rotating`: take SIGUSR2,
-    too. `received`: the first signal that ends the recording; None: none has come. `rotate`: SIGUSR2 has come; set to
-    False by the caller that begins the new file. `fd`: readable once a signal has come.
-    """
+    """A context in which SIGINT, SIGTERM, SIGHUP and SIGUSR2 are noted instead of ending the process. A signal that was
+    ignored on entry (SIGHUP under nohup) stays ignored. SIGINT is noted in any case, because shells ignore it for
+    commands in the background, and `kill -INT` is how scripts end a recording. `rotating`: take SIGUSR2, too.
+    `received`: the first signal that ends the recording; None: none has come. `rotate`: SIGUSR2 has come; set to False
+    by the caller that begins the new file. `fd`: readable once a signal has come."""
 
     def __init__(self, rotating: bool = False) -> None:
         self._signals = [*_ENDING_SIGNALS, *([signal.SIGUSR2] if rotating else [])]

@@ -60,12 +60,9 @@ class SharingEvents:
 
 
 class SamplingEvents(SharingEvents):
-    """Open the on-CPU events of a recording (`-e`) on the CPUs of its target.
-
-    Raises CapabilityError, RecordingError: the kernel refuses an event. `options`: the events, their rate and their
-    stacks. `filter_fd`: the BPF program that lets only samples of the target pass. `say`: is called with a sentence if
-    an event stands in for another.
-    """
+    """Open the on-CPU events of a recording (`-e`) on the CPUs of its target. Raises CapabilityError, RecordingError:
+    the kernel refuses an event. `options`: the events, their rate and their stacks. `filter_fd`: the BPF program that
+    lets only samples of the target pass. `say`: is called with a sentence if an event stands in for another."""
 
     def __init__(
         self, options: RecordOptions, support: Support, owner: CpuEvent, filter_fd: int, say: Callable[[str], None]

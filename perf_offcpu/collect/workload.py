@@ -29,12 +29,10 @@ _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 class Workload:
-    """Fork a child for a command, and start, await and end the command.
-
-    `argv`: the command and its arguments. `output_fd`: descriptor for its standard output; 2 if the recording goes to
-    descriptor 1. `status`: exit status of the command, as in shells (128 + signal if killed); None until `wait` or
-    `end`. `pidfd`: readable when the command has ended.
-    """
+    """Fork a child for a command, and start, await and end the command. `argv`: the command and its arguments.
+    `output_fd`: descriptor for its standard output; 2 if the recording goes to descriptor 1. `status`: exit status of
+    the command, as in shells (128 + signal if killed); None until `wait` or `end`. `pidfd`: readable when the command
+    has ended."""
 
     def __init__(self, argv: Sequence[str], output_fd: int = 1) -> None:
         self.argv, self.output_fd = tuple(argv), output_fd

@@ -12,11 +12,9 @@ from perf_offcpu.model.columns import I32, I64
 
 
 def build_stack_tree(chains: Ragged) -> tuple[I32, I32, I32]:
-    """Build the tree of n chains of frame ids, leaf first (uint64 values below 2^31).
-
-    Returns (parent, frame, stack): int32[nodes], int32[nodes], int32[n]; `stack[i]` is the node of chain i's leaf, -1
-    for an empty chain; roots have parent -1; `parent[s] < s`.
-    """
+    """Build the tree of n chains of frame ids, leaf first (uint64 values below 2^31). Returns (parent, frame, stack):
+    int32[nodes], int32[nodes], int32[n]; `stack[i]` is the node of chain i's leaf, -1 for an empty chain; roots have
+    parent -1; `parent[s] < s`."""
     lengths = chains.lengths
     order = np.argsort(-lengths, kind="stable")  # longest first: the chains alive at depth d are a prefix
     alive_at = np.searchsorted(-lengths[order], -np.arange(1, int(lengths.max(initial=0)) + 1), side="right")
@@ -65,10 +63,8 @@ def path_lengths(parent: I32, nodes: I64) -> I64:
 
 
 def paths_of_nodes(parent: I32, nodes: I64, *, leaf_first: bool = False) -> tuple[I64, I64]:
-    """Return the paths from the root to each of k `nodes` (>= 0), root first by default, both ends included.
-
-    Returns (offsets, path): int64[k + 1] and int64[]; nodes of path i are `path[offsets[i]:offsets[i + 1]]`.
-    """
+    """Return the paths from the root to each of k `nodes` (>= 0), root first by default, both ends included. Returns
+    (offsets, path): int64[k + 1] and int64[]; nodes of path i are `path[offsets[i]:offsets[i + 1]]`."""
     offsets = offsets_of(path_lengths(parent, nodes))
     path = np.empty(int(offsets[-1]), np.int64)
     step, place = (1, offsets[:-1].copy()) if leaf_first else (-1, offsets[1:] - 1)

@@ -77,9 +77,8 @@ def _decode(image: ElfImage, offsets: U64) -> tuple[U64, U64]:
 
 
 def ends_call(image: ElfImage, offsets: U64) -> Bool:
-    """Return bool[n]: True if a call of any form (x86-64) ends before the file offset; errors as `calls_at`.
-
-    e8 rel32, or ff /2 with a register or memory operand of 2 to 7 bytes; prefixes do not matter."""
+    """Return bool[n]: True if a call of any form (x86-64) ends before the file offset; errors as `calls_at`. e8 rel32,
+    or ff /2 with a register or memory operand of 2 to 7 bytes; prefixes do not matter."""
     text = np.frombuffer(_before(image, offsets - np.uint64(1)), np.uint8).reshape(-1, _LONGEST)
     result: Bool = text[:, _LONGEST - 5] == 0xE8
     for size in (2, 3, 4, 6, 7):

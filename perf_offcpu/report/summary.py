@@ -132,13 +132,11 @@ def summarize(
     options: Sequence[tuple[str, str]] = (),
     budget_by: str = "thread",
 ) -> Summary:
-    """Sum up a profile with all samples of the threads to report, of all events.
-
-    `events`: names of the events to report on, default as in `event_rows`; raise UsageError if the recording lacks one
-    of them, or their weights do not add up. `keys`: sort keys (`callpaths.keys`) of the table `groups`. `children`: sum
-    up functions with all that they call. `whole_lives`: the profile has all samples of each thread; if not, the summary
-    has no budgets. For `options` see `verdict_of`, for `budget_by` `budget_table`.
-    """
+    """Sum up a profile with all samples of the threads to report, of all events. `events`: names of the events to
+    report on, default as in `event_rows`; raise UsageError if the recording lacks one of them, or their weights do not
+    add up. `keys`: sort keys (`callpaths.keys`) of the table `groups`. `children`: sum up functions with all that they
+    call. `whole_lives`: the profile has all samples of each thread; if not, the summary has no budgets. For `options`
+    see `verdict_of`, for `budget_by` `budget_table`."""
     limits = limits or Limits()
     rows = event_rows(profile, events)
     chosen_events = [profile.evsels[row] for row in rows.tolist()]

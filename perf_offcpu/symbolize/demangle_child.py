@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Demangle the names on standard input, as a process:  python demangle_child.py DIRECTORY SECONDS
-
+"""Demangle the names on standard input, as a process: python demangle_child.py DIRECTORY SECONDS.
 perf_offcpu/symbolize/demangle.py starts it with the bare interpreter, so it imports nothing of this project. DIRECTORY
 holds multi_demangle, SECONDS is the CPU time that is allowed. Names come and go as UTF-8, each ended by a NUL, and each
-result is written at once: results before a crash of the library, or before this process is killed, are not lost.
-"""
+result is written at once: results before a crash of the library, or before this process is killed, are not lost."""
 
 import os
 import resource

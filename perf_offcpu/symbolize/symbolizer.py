@@ -43,11 +43,9 @@ COOKIE = "(cookie)"  # symbol shown for the cookie of a deferred user callchain,
 
 
 def symbolize(recording: Recording, options: SymbolizeOptions | None = None) -> Profile:
-    """Return a Profile with one frame for each distinct named location of a recording.
-
-    Its losses are the recording's and one cause for each reason why addresses have no name. Raises UsageError: a file
-    that the options name cannot be read.
-    """
+    """Return a Profile with one frame for each distinct named location of a recording. Its losses are the recording's
+    and one cause for each reason why addresses have no name. Raises UsageError: a file that the options name cannot be
+    read."""
     options = options or SymbolizeOptions()
     strings = recording.strings.copy()
     samples, locations, rows, pair_of = locations_of(recording)

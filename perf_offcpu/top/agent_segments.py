@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Show what a running agent records, without a second recorder: each recording that it completes is an interval.
-
-The agent writes recordings into its spool, makes rows of each complete one, and removes it. Here each is opened while
-the recorder still writes it, so that it can be read after it has left the spool. Only the agent's user opens
-the spool; nothing is asked of the agent, and nothing in the spool is changed."""
+"""Show what a running agent records, without a second recorder: each recording that it completes is an interval. The
+agent writes recordings into its spool, makes rows of each complete one, and removes it. Here each is opened while the
+recorder still writes it, so that it can be read after it has left the spool. Only the agent's user opens the spool;
+nothing is asked of the agent, and nothing in the spool is changed."""
 
 import contextlib
 import os

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Show intervals on the whole terminal, with Textual. Only `commands/top.py` imports this module, when it is asked for:
-Textual is an optional package.
-
-A thread reads the intervals, and a message brings each to the screen. What is shown is made of the last one and of what
-was chosen by keys: grouping, order, filter, and the rows that Enter went into."""
+Textual is an optional package. A thread reads the intervals, and a message brings each to the screen. What is shown is
+made of the last one and of what was chosen by keys: grouping, order, filter, and the rows that Enter went into."""
 
 import asyncio
 import os

@@ -13,8 +13,6 @@ So of the records that link to one, only the highest counts. The call before the
 function, as far as the instruction tells. Of several records, as of a recursion, the lowest is that of the function.
 What it leads to is believed only if the walk from there ends at a root, or where the copy of the stack does."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final
 

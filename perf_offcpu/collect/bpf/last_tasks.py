@@ -45,13 +45,11 @@ class LastTasks:
         return _are_among(self.tasks, later.tasks, ("tid", "nr_switches"))
 
     def unless_disturbed(self, later: LastTasks, drained_ns: int) -> LastTasks:
-        """Return a copy in which only reliable waits and budgets count: tasks may have run while the iterator did.
-
-        A wait is reliable if a `later` run of the iterator finds it, too: then its stacks did not change during this
-        run. Other rows get `waits` 0. A budget is reliable if its `ns` add up; otherwise it was read while it changed,
-        and the later run's is taken, if reliable. Waits and budgets that began after `drained_ns`, a time before the
-        last drain of the rings, are left out: the record that names the thread may be in a ring. A later file has them.
-        """
+        """Return a copy in which only reliable waits and budgets count: tasks may have run while the iterator did. A
+        wait is reliable if a `later` run of the iterator finds it, too: then its stacks did not change during this run.
+        Other rows get `waits` 0. A budget is reliable if its `ns` add up; otherwise it was read while it changed, and
+        the later run's is taken, if reliable. Waits and budgets that began after `drained_ns`, a time before the last
+        drain of the rings, are left out: the record that names the thread may be in a ring. A later file has them."""
         tasks = self.tasks.copy()
         same = _are_among(tasks, later.tasks[later.waiting()], ("tid", "mode", "switch_out_ns"))
         tasks["waits"] *= same & (tasks["switch_out_ns"] < drained_ns)

@@ -1,13 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Call the commands of bpf(2) that the recorder needs.
-
-bcc compiles, but its loaders know neither `tp_btf` programs nor how to read a whole map in one call. These functions
-are thin: file descriptors and bytes in, file descriptors and bytes out, `OSError` with the kernel's errno. Every
-descriptor is close-on-exec. The kernel frees an object when its last descriptor is closed, so a recorder that is killed
-leaves nothing in the kernel.
-
-`attr` has the layouts.
-"""
+"""Call the commands of bpf(2) that the recorder needs. bcc compiles, but its loaders know neither `tp_btf` programs nor
+how to read a whole map in one call. These functions are thin: file descriptors and bytes in, file descriptors and bytes
+out, `OSError` with the kernel's errno. Every descriptor is close-on-exec. The kernel frees an object when its last
+descriptor is closed, so a recorder that is killed leaves nothing in the kernel. `attr` has the layouts."""
 
 import contextlib
 import ctypes

@@ -1,12 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parse /proc/PID/maps (proc_pid_maps(5)), whose content other programs decide, and read build-ids of mapped files.
-
-A program may have a million mappings, and the path of a mapped file has no greatest length: lines are taken from the
-text one by one, and only the first MOST_BYTES of a text are read.
-
-Mapped files are opened through /proc/PID/map_files, which leads to the mapped file itself even if it was deleted or
-replaced, or lies in another mount namespace.
-"""
+"""Parse /proc/PID/maps (proc_pid_maps(5)), whose content other programs decide, and read build-ids of mapped files. A
+program may have a million mappings, and the path of a mapped file has no greatest length: lines are taken from the text
+one by one, and only the first MOST_BYTES of a text are read. Mapped files are opened through /proc/PID/map_files, which
+leads to the mapped file itself even if it was deleted or replaced, or lies in another mount namespace."""
 
 import ctypes
 import os

@@ -1,12 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make the records of one process from its files in /proc: threads, names, namespaces and mappings.
-
-This is the work of a helper (`collect.system.helper`): a process can lock its files in /proc, and what it has mapped
-may be on a file system that does not answer.
-
-The records of each process may take a share of the bytes in the file. Threads and mappings beyond that are left out
-and counted: the first ones of a list are kept, and of mappings rather code than data.
-"""
+"""Make the records of one process from its files in /proc: threads, names, namespaces and mappings. This is the work of
+a helper (`collect.system.helper`): a process can lock its files in /proc, and what it has mapped may be on a file
+system that does not answer. The records of each process may take a share of the bytes in the file. Threads and mappings
+beyond that are left out and counted: the first ones of a list are kept, and of mappings rather code than data."""
 
 import itertools
 import os

@@ -75,7 +75,6 @@ class BudgetShares:
     def note(self, budgets: NDArray[Any]) -> None:
         """Note budgets of whole lives whose shares were written. Those that are not in `budgets` are kept for some more
         calls: of a thread that has ended since then, which is drained later, or that changed while it was looked at.
-
         What was written is noted, not what is known now: a thread that came to a CPU while it was looked at can have
         its wait for the CPU twice, or not at all, and the next share has to make that good."""
         last = self._last  # as a rule of the same budgets

@@ -248,10 +248,8 @@ class OutputFile:
             self._plain.learn_ids(self.collector.events)
 
     def _write_account(self, recording: Span, more: Mapping[LossCause, Counter]) -> Counts:
-        """Write losses and counts since the file was begun, or since the last pause.
-
-        `more`: losses that only this file has. Return the counts up to this account.
-        """
+        """Write losses and counts since the file was begun, or since the last pause. `more`: losses that only this file
+        has. Return the counts up to this account."""
         ended = self._ended or Counts.of(self.collector)
         counts = ended.since(self._begun)
         counters = counts.counters | self._inventory.take_losses() | dict(more)

@@ -66,11 +66,9 @@ class RunDelay:
 
 
 class Pressure:
-    """Measure what the recorder's thread does from one drain of the rings to the next.
-
-    `wall`, `cpu`, `runnable`: clocks of the seconds elapsed, on a CPU, and runnable without a CPU. `full`: sum of the
-    times between two drains in which a ring became full. `longest`: the longest time between two drains.
-    """
+    """Measure what the recorder's thread does from one drain of the rings to the next. `wall`, `cpu`, `runnable`:
+    clocks of the seconds elapsed, on a CPU, and runnable without a CPU. `full`: sum of the times between two drains in
+    which a ring became full. `longest`: the longest time between two drains."""
 
     def __init__(
         self,

@@ -54,13 +54,10 @@ class Sink(Protocol):
 
 
 class Ring:
-    """Map and drain the ring of one CPU.
-
-    `fd`: the event that owns it. `data_bytes`: its size without the control page: a power of two of pages. Raises
-    OSError: it cannot be mapped. `fullest`: most bytes that were in the ring at once, at the begin of any drain or
-    while it went on. `recent`: most bytes, measured likewise, of the drains since the last call of `Rings.recent_fill`.
-    `last`: most bytes, measured likewise, of the last drain.
-    """
+    """Map and drain the ring of one CPU. `fd`: the event that owns it. `data_bytes`: its size without the control page:
+    a power of two of pages. Raises OSError: it cannot be mapped. `fullest`: most bytes that were in the ring at once,
+    at the begin of any drain or while it went on. `recent`: most bytes, measured likewise, of the drains since the last
+    call of `Rings.recent_fill`. `last`: most bytes, measured likewise, of the last drain."""
 
     def __init__(self, fd: int, data_bytes: int) -> None:
         self._map = mmap.mmap(fd, mmap.PAGESIZE + data_bytes)

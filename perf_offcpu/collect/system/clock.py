@@ -1,12 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The clock of a recording: CLOCK_MONOTONIC.
-
-bpf_ktime_get_ns() reads it, perf events use it (attr.clockid), and programs can read it. So switch-outs, wake-ups,
-sample times, mmaps and a program's own clock_gettime() all lie on one axis.
-
-In a time namespace (containers that were moved, `unshare --time`) clock_gettime() is shifted, the times that the kernel
-notes are not. The shift is subtracted here: see time_namespaces(7).
-"""
+"""The clock of a recording: CLOCK_MONOTONIC. bpf_ktime_get_ns() reads it, perf events use it (attr.clockid), and
+programs can read it. So switch-outs, wake-ups, sample times, mmaps and a program's own clock_gettime() all lie on one
+axis. In a time namespace (containers that were moved, `unshare --time`) clock_gettime() is shifted, the times that the
+kernel notes are not. The shift is subtracted here: see time_namespaces(7)."""
 
 # direct in this module: links and files of /proc/self
 import functools

@@ -160,12 +160,10 @@ class Mounts:
         return mounts
 
     def path(self, names: bytes, device: int) -> bytes:
-        """Return the path of a file.
-
-        `names`: of the file, of its directory and so on, a NUL after each; "/" where the root was reached. `device`: of
-        the file system: major << 20 | minor. The result is the path from the recorder's root; the path from the root of
-        the file system if that is not mounted here; or the last names of a path that is too long or too deep.
-        """
+        """Return the path of a file. `names`: of the file, of its directory and so on, a NUL after each; "/" where the
+        root was reached. `device`: of the file system: major << 20 | minor. The result is the path from the recorder's
+        root; the path from the root of the file system if that is not mounted here; or the last names of a path that is
+        too long or too deep."""
         parts = names.rstrip(b"\0").split(b"\0")
         if parts[-1] != b"/":
             return b"/".join(reversed(parts))

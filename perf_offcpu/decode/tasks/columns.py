@@ -10,8 +10,6 @@ and execs of a process its address space is not read, so that the mappings in be
 unless one replaces another.
 """
 
-from __future__ import annotations
-
 from collections.abc import Set
 from typing import Any, NamedTuple
 

@@ -79,12 +79,10 @@ def _by_descendants(subject: Profile) -> Bool:
 
 
 def _naps(profile: Profile, subject: Profile, waits: Waits, left_out: Bool) -> Bool:
-    """Return bool[waits]: True for naps: sleeps of threads that only sleep, while other threads do something.
-
-    Sleeps are no naps if other threads waited for the sleeper for more than a tenth of its sleep, or if it waited for a
-    lock or a CPU for a tenth of its time: a lock that it takes for a moment (CPython's) is no reason to count them.
-    `left_out`: bool[waits], True for waits that do not count for another reason.
-    """
+    """Return bool[waits]: True for naps: sleeps of threads that only sleep, while other threads do something. Sleeps
+    are no naps if other threads waited for the sleeper for more than a tenth of its sleep, or if it waited for a lock
+    or a CPU for a tenth of its time: a lock that it takes for a moment (CPython's) is no reason to count them.
+    `left_out`: bool[waits], True for waits that do not count for another reason."""
     samples, budget = subject.samples, profile.budget
     is_sleep = waits.wait_class == WaitClass.SLEEP
     does_nothing = is_sleep | np.isin(waits.wait_class, (WaitClass.LOCK, WaitClass.RUNQUEUE))

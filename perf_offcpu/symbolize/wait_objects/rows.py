@@ -112,12 +112,10 @@ def is_in(recording: Recording, names: str) -> Bool:
 
 
 def entries_of(recording: Recording, row: I32) -> tuple[I64, I64, I64]:
-    """List the waited-for objects as entries: a pipe has one for each process that waited for it, others have one.
-
-    Both ends of a pipe are one object to the kernel; to each process it is another one, named after the process at the
-    other end. Return (row, pid, entry_of_sample): int64[entries], row of the object; int64[entries], process that
-    waited if it is a pipe, else -1; int64[samples], the entry of each sample, -1 for none.
-    """
+    """List the waited-for objects as entries: a pipe has one for each process that waited for it, others have one. Both
+    ends of a pipe are one object to the kernel; to each process it is another one, named after the process at the other
+    end. Return (row, pid, entry_of_sample): int64[entries], row of the object; int64[entries], process that waited if
+    it is a pipe, else -1; int64[samples], the entry of each sample, -1 for none."""
     kinds = np.append(recording.objects.kind, np.uint16(ObjectKind.UNKNOWN))
     rows = np.flatnonzero(row >= 0)
     pid = np.where(kinds[row[rows]] == ObjectKind.PIPE, recording.samples.pid[rows].astype(np.int64), -1)
