@@ -6,12 +6,14 @@ archives: bcc hands the path to clang."""
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import sys
 from typing import TYPE_CHECKING
 
 from perf_offcpu.errors import CapabilityError
+from perf_offcpu.files import read_regular
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,6 +43,25 @@ def version() -> str:
                 if match := _METADATA.fullmatch(name):
                     return match[1]
     return installed_version("perf-offcpu") or "unknown (not installed)"
+
+
+def commit() -> str:
+    """Return ", commit ID" of the checkout that this package is run from, or was installed from; "" if unknown."""
+    from importlib import metadata
+
+    folder = os.path.join(os.path.dirname(os.path.dirname(__file__)), ".git")
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, metadata.PackageNotFoundError):
+        if os.path.isdir(folder):  # direct: where Python finds this package
+            head = _line(os.path.join(folder, "HEAD"))
+            return f", commit {_line(os.path.join(folder, head[5:]))[:12] if head.startswith('ref: ') else head[:12]}"
+        # direct: this package's own metadata
+        origin = metadata.distribution("perf-offcpu").read_text("direct_url.json")
+        return f", commit {json.loads(origin or '')['vcs_info']['commit_id'][:12]}"
+    return ""
+
+
+def _line(path: str) -> str:
+    return read_regular(path, 4096).decode("ascii").strip()
 
 
 def installed_version(package: str) -> str | None:

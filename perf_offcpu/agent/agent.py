@@ -21,13 +21,14 @@ from perf_offcpu.agent.containers import ContainerAsker
 from perf_offcpu.agent.cost import keep_no_free_memory
 from perf_offcpu.agent.delivery import Delivery
 from perf_offcpu.agent.endpoint import Endpoint, Notifier, read_token
+from perf_offcpu.agent.journal import Problem, Say
 from perf_offcpu.agent.keeper import BudgetKeeper
 from perf_offcpu.agent.ledger import BUDGET, LOOK_NS, ON, STOPPED, Ledger, boot_id
 from perf_offcpu.agent.recorder import ROTATE, Recorder, arguments_of
-from perf_offcpu.agent.sinks import Backoff, DatasetSink, LeaseKeeper, PushSink, Say
+from perf_offcpu.agent.sinks import Backoff, DatasetSink, LeaseKeeper, PushSink
 from perf_offcpu.agent.spool import Spool, run_of
 from perf_offcpu.errors import PerfOffcpuError, UsageError
-from perf_offcpu.resources import version
+from perf_offcpu.resources import commit, version
 
 TICK_S: Final = 1.0
 MEASURE_S: Final = 10.0  # time between two looks at the cost and at the spool
@@ -84,7 +85,7 @@ class Agent:
         signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         handlers = {number: signal.signal(number, self._note_signal) for number in signals}
         until = None if self._duration_s is None else time.monotonic() + self._duration_s
-        self._say(f"version {version()}, Linux {os.uname().release}, {described(self.config)}")
+        self._say(f"version {version()}{commit()}, Linux {os.uname().release}, {described(self.config)}")
         self._delivery.start()
         try:
             self._notifier.send("READY=1", "STATUS=starting the recorder")
@@ -212,7 +213,7 @@ class Agent:
         if self._is_sound():
             self._backoff.worked()
         pause_s = self._backoff.failed()
-        self._say(f"the recorder ended with status {status}; it is started again in {pause_s:.0f} s")
+        self._say(Problem(f"the recorder ended with status {status}; it is started again in {pause_s:.0f} s"))
 
     def _on_delivered(self, text: str) -> None:
         samples, seconds = map(float, text.split())
@@ -231,7 +232,7 @@ class Agent:
                 self.endpoint.token = token
         except (PerfOffcpuError, OSError) as problem:
             self.metrics.add("reloads_total", 1, "failed")
-            self._say(f"the configuration stays as it was: {problem}")
+            self._say(Problem(f"the configuration stays as it was: {problem}"))
         else:
             before, self.config = self.config, config
             self._keeper.change(config)
@@ -352,7 +353,7 @@ class Agent:
         elif name > self.ledger.done:
             self.ledger.drop(name, SPOOL_FULL)
             self.ledger.save()
-            self._say("a segment is lost: the spool is full (--spool-size)")
+            self._say(Problem("a segment is lost: the spool is full (--spool-size)"))
         self.spool.remove(name)
 
     def _end(self) -> int:

@@ -19,8 +19,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
+from perf_offcpu.agent.journal import Say
 from perf_offcpu.agent.metrics import Metrics
-from perf_offcpu.agent.sinks import Say, Worker
+from perf_offcpu.agent.sinks import Worker
 from perf_offcpu.text import printable
 
 if TYPE_CHECKING:

@@ -18,8 +18,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from perf_offcpu.agent.budget import Bucket
+from perf_offcpu.agent.journal import Problem, Say
 from perf_offcpu.agent.ledger import Ledger
-from perf_offcpu.agent.sinks import DELIVERING, DatasetSink, PushSink, Say, Worker, machine_id
+from perf_offcpu.agent.sinks import DELIVERING, DatasetSink, PushSink, Worker, machine_id
 from perf_offcpu.agent.spool import Spool
 from perf_offcpu.build_ids import kernel_build_id
 from perf_offcpu.cache import DiskCache, KeptCache
@@ -159,7 +160,7 @@ class Delivery(Worker):
         except (OSError, PerfOffcpuError) as problem:
             self._metrics.add("upkeep_failures_total")
             if not self._is_neglected:
-                self._say(f"files of the dataset are not merged or removed: {problem}")
+                self._say(Problem(f"files of the dataset are not merged or removed: {problem}"))
             self._is_neglected = True
         else:
             if done is not None:
@@ -173,7 +174,7 @@ class Delivery(Worker):
             self._ledger.save()
             self._spool.remove(name)
         self._head, self._attempts = None, 0
-        self._say(f"a segment is lost: {why}")
+        self._say(Problem(f"a segment is lost: {why}"))
 
     def _failed(self, name: str, problem: Exception) -> None:
         """Plan another attempt, or give the segment up after many: it may itself be the cause."""

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
+from perf_offcpu.agent.journal import Problem
 from perf_offcpu.agent.metrics import Metrics
 from perf_offcpu.agent.spool import STATE, Spool, run_of
 from perf_offcpu.files import read_kernel
@@ -229,7 +230,7 @@ class Ledger:
             try:
                 self._spool.write(STATE, json.dumps(state, indent=1, sort_keys=True).encode())
             except OSError as problem:
-                self._say(f"the account cannot be written: {problem.strerror}")
+                self._say(Problem(f"the account cannot be written: {problem.strerror}"))
 
     def _note(self, key: str, cause: str) -> None:
         self._causes[key] = cause

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
+from perf_offcpu.agent.journal import Problem, Say
 from perf_offcpu.agent.ledger import BUDGET, Missing, Origin, boot_id
 from perf_offcpu.agent.metrics import Metrics
 from perf_offcpu.agent.spool import Spool, message_name
@@ -41,8 +42,6 @@ DELIVERING: Final = READING | 1 << CAP_DAC_OVERRIDE
 """Capabilities to read programs of others, and to write into a dataset whose directory is another user's."""
 _IDLE_S: Final = 5.0
 _PATIENCE_S: Final = 10.0  # time that the first answer about a lease may take; the agent records without it then
-
-Say = Callable[[str], None]
 
 
 class Backoff:
@@ -115,7 +114,7 @@ class Worker(ABC):
         """Plan another attempt, in `after_s` at the earliest; say `text` at the first and at some later failures."""
         pause_s = self.backoff.failed(after_s)
         if self.backoff.failures in (1, 2, 5) or self.backoff.failures % 50 == 0:
-            self._say(f"{text}; again in {pause_s:.0f} s ({self.backoff.failures} attempts)")
+            self._say(Problem(f"{text}; again in {pause_s:.0f} s ({self.backoff.failures} attempts)"))
 
     def worked(self, text: str) -> None:
         """Reset the pauses after a success; say `text` if there were failures before."""
@@ -321,18 +320,18 @@ class PushSink(Worker):
             if not (problem.was_answered and self._is_overdue(name)):
                 return self._later(str(problem), problem.after_s)
             self._metrics.add("push_lost_total", 1, OVERDUE)
-            self._say(f"not pushed, after attempts for {LATEST_S / 60:.0f} minutes: {problem}")
+            self._say(Problem(f"not pushed, after attempts for {LATEST_S / 60:.0f} minutes: {problem}"))
         except ServerRefused as problem:  # wrong credentials may be mended there
             return self._later(str(problem))
         except Refused as problem:
             self._metrics.add("push_lost_total", 1, "refused")
-            self._say(f"not pushed: {problem}")
+            self._say(Problem(f"not pushed: {problem}"))
         else:
             self._metrics.add("pushed_total", 1, self.name)
             self._metrics.add("pushed_bytes_total", len(body), self.name)
             if answer.rejected:
                 self._metrics.add("push_lost_total", answer.rejected, "rejected")
-                self._say(f"not all pushed: {self._target}: {answer.text}")
+                self._say(Problem(f"not all pushed: {self._target}: {answer.text}"))
             self.worked(f"{self.name}: takes messages again")
         return self._spool.remove(name)
 

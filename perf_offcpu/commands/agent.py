@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -93,14 +92,14 @@ def run(args: argparse.Namespace) -> int:
     if args.check:
         return _check(args)
     from perf_offcpu.agent.agent import Agent
-    from perf_offcpu.text import printable
+    from perf_offcpu.agent.journal import write_line
 
     seconds = duration_s(args.duration)
 
     def say(text: str) -> None:
         if not args.quiet:
             with contextlib.suppress(OSError):  # a log on a full disk, or whose reader has gone
-                print(f"perf-offcpu agent: {printable(text)}", file=sys.stderr, flush=True)
+                write_line(text)
 
     has_segments = Agent(lambda: config_of(args), say, seconds, take_over=args.takeover).run()
     if seconds is not None and not has_segments:
