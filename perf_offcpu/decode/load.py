@@ -4,7 +4,7 @@ records are collected; when the file has been read the side-band is replayed in 
 thread's comm and address space."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -14,7 +14,7 @@ from perf_offcpu.abi.attr import AttrFlag, PerfType, SoftwareConfig
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.machine import arch_of_registers
 from perf_offcpu.abi.records import RECORD_LAYOUTS, CpuMode, RecordType
-from perf_offcpu.decode.account import CollectorAccount, object_table
+from perf_offcpu.decode.account import CollectorAccount, ObjectRow, object_table
 from perf_offcpu.decode.batch import Batch, BatchCollector
 from perf_offcpu.decode.continued import at_pauses, joined_budget, without_continued
 from perf_offcpu.decode.deferred import decode_deferred, merge_deferred
@@ -30,7 +30,7 @@ from perf_offcpu.decode.trim_stacks import cut_wrong_callers
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.columns import Strings
 from perf_offcpu.model.coverage import Sampling
-from perf_offcpu.model.recording import Dsos, Evsel, Meta, Recording, SampleFlag, Samples
+from perf_offcpu.model.recording import SUM_FLAGS, Dsos, Evsel, Meta, Recording, SampleFlag, Samples
 from perf_offcpu.perfdata.events import Events, EventSpec
 from perf_offcpu.perfdata.features import BuildId, Features
 from perf_offcpu.perfdata.reader import PerfDataReader
@@ -248,3 +248,50 @@ def recorded_arch(features: Features, specs: Sequence[EventSpec]) -> str:
 def _evsel_of(spec: EventSpec) -> Evsel:
     clock = spec.attr.type == PerfType.SOFTWARE and spec.attr.config in _TIME_CLOCKS
     return Evsel(spec.name, spec.attr, "ns" if clock or is_offcpu(spec) else "")
+
+
+class GrowingFile:
+    """Decodes a recording while it is being written, part by part: from one account of the recorder (command `account`
+    of `record --control`) to the next. Each part is a Recording of its own. Tasks, mappings, objects and copies of
+    stacks are in the file once, and are known in all later parts. `features`: body of each header feature, which the
+    file has only at its end."""
+
+    def __init__(self, path: str, features: Mapping[int, bytes]) -> None:
+        self._path, self._reader = path, (reader := PerfDataReader.open(path))
+        reader.features.bodies.update(features)
+        self._place = reader.head.data_offset
+        self._tasks, self._store = TaskReplay(Strings()), SnapshotStore(reader.counters, reopen=reader.reopen)
+        self._objects: dict[int, ObjectRow] = {}
+        self._rest = Batch()  # waits that ended after the last account
+
+    def close(self) -> None:
+        """Close the file."""
+        self._reader.stream.close()
+
+    def read(self, end: int | None) -> Recording | None:
+        """Return what was recorded up to the last account before byte `end` since the one before; None without one. An
+        `end` of None is that of a file that is complete."""
+        if end is None:
+            with PerfDataReader.open(self._path) as complete:
+                end = complete.head.data_end or self._place
+        reader, collector, account = self._reader, BatchCollector(), CollectorAccount(objects=self._objects)
+        reader.counters = self._store.counters = counters = Losses()
+        decoder = SampleDecoder(counters, account, collector.chains, snapshots=self._store)
+        collector.add(self._rest)
+        for chunk in reader.chunks_between(self._place, end):
+            rows, parts = decoder.decode(chunk, reader.events)
+            collector.add_interleaved(parts, rows)
+            collector.add(decode_deferred(chunk, reader.events, counters))
+            note_tasks(chunk, reader, self._tasks)
+        self._place, self._objects = end, account.objects
+        batch = collector.release()
+        if not account.end_ns:
+            self._rest = batch
+            return None
+        samples = batch.samples
+        is_later = (samples.time_ns > account.end_ns) & ~samples.has(SUM_FLAGS)
+        later, ended = np.flatnonzero(is_later), np.flatnonzero(~is_later)
+        self._rest = Batch(samples.take(later), batch.callchains, batch.from_upstream[later])
+        batch.samples, batch.from_upstream = samples.take(ended), batch.from_upstream[ended]
+        batch.samples.snapshot = self._store.callers.settled(batch.samples.snapshot, counters)
+        return assemble(reader, batch, self._tasks, account).replaced(snapshots=self._store.view())

@@ -29,7 +29,7 @@ from perf_offcpu.cache import KeptCache
 from perf_offcpu.collect.output.file import machine_features
 from perf_offcpu.collect.system.clock import wall_clock_pair
 from perf_offcpu.decode.deferred import deferred_as_samples, merge_deferred
-from perf_offcpu.decode.growing_file import GrowingFile
+from perf_offcpu.decode.load import GrowingFile
 from perf_offcpu.decode.trim_stacks import cut_wrong_callers
 from perf_offcpu.directories import Directory
 from perf_offcpu.environment import child_environment

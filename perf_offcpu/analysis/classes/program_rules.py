@@ -19,291 +19,207 @@ from perf_offcpu.model.profile import ProgramRule
 
 _BLOCKED = "lock poll pipe network sleep other"
 
+_counted, _for_work = (functools.partial(ProgramRule, for_work=for_work) for for_work in (False, True))
+
 PROGRAM_RULES = (
-    ProgramRule(
+    _counted(
         "glibc",
         "the mutex of a condition variable, after the signal has come",
-        frames=r"_*pthread_mutex_cond_lock\w*",
+        r"_*pthread_mutex_cond_lock\w*",
         waits="lock",
-        for_work=False,
     ),
-    ProgramRule(
+    _counted(
         "kernel",
         "a file system that is frozen (fsfreeze, a snapshot)",
-        frames="percpu_rwsem_wait __percpu_down_read",
+        "percpu_rwsem_wait __percpu_down_read",
         callers=r"k?vfs_\w+ mnt_want_write\w* sb_start_\w+ \w+_(start_write|page_mkwrite) do_iter_\w+ io_\w+",
         waits="lock",
         wait_class="disk",
-        for_work=False,
     ),
-    ProgramRule(
+    _counted(
         "kernel",
         "its cgroup's memory limit (memory.max, memory.high)",
-        frames=r"try_to_free_mem_cgroup_pages _*mem_cgroup_handle_over_high mem_cgroup_o(om|ut_of_memory)\w*",
+        r"try_to_free_mem_cgroup_pages _*mem_cgroup_handle_over_high mem_cgroup_o(om|ut_of_memory)\w*",
         waits="fault disk lock other",
-        for_work=False,
     ),
-    ProgramRule(
+    _counted(
         "kernel",
         "free memory (the whole machine has none)",
-        frames="try_to_free_pages throttle_direct_reclaim",
+        "try_to_free_pages throttle_direct_reclaim",
         waits="fault disk lock other",
-        for_work=False,
     ),
-    ProgramRule(
+    _for_work(
         "JVM",
         "the end of the program, in the thread that started it",
-        frames=r"\[libjli\.so\] CallJavaMainInNewThread JVMInit",
+        r"\[libjli\.so\] CallJavaMainInNewThread JVMInit",
         waits="lock child",
-        for_work=True,
     ),
-    ProgramRule(
-        "glibc",
-        "a thread to end",
-        frames=r"_*pthread_(timed|clock)?join\w*",
-        waits="lock",
-        wait_class="child",
-        for_work=False,
-    ),
-    ProgramRule(
-        "make", "a job to end", frames="jobserver_acquire", waits="poll pipe", wait_class="child", for_work=False
-    ),
-    ProgramRule(
+    _counted("glibc", "a thread to end", r"_*pthread_(timed|clock)?join\w*", waits="lock", wait_class="child"),
+    _counted("make", "a job to end", "jobserver_acquire", waits="poll pipe", wait_class="child"),
+    _counted(
         "postgres",
         "a lightweight lock of shared memory",
-        frames="LWLockAcquire(OrWait)? LWLockWaitForVar",
+        "LWLockAcquire(OrWait)? LWLockWaitForVar",
         waits=_BLOCKED,
         wait_class="lock",
-        for_work=False,
     ),
-    ProgramRule(
+    _counted(
         "postgres",
         "a heavyweight lock: a row, a table, a transaction, a buffer pin",
-        frames=r"ProcSleep ProcWaitForSignal LockBufferForCleanup",
+        r"ProcSleep ProcWaitForSignal LockBufferForCleanup",
         waits=_BLOCKED,
         wait_class="lock",
-        for_work=False,
     ),
-    ProgramRule(
-        "postgres",
-        "a standby that confirms a commit",
-        frames="SyncRepWaitForLSN",
-        waits=_BLOCKED,
-        wait_class="network",
-        for_work=False,
-    ),
-    ProgramRule(
+    _counted("postgres", "a standby that confirms a commit", "SyncRepWaitForLSN", waits=_BLOCKED, wait_class="network"),
+    _counted(
         "postgres",
         "other processes of a parallel query",
-        frames=r"shm_mq_(send|receive)\w* WaitForParallelWorkersTo\w+ gather_readnext BarrierArriveAndWait",
+        r"shm_mq_(send|receive)\w* WaitForParallelWorkersTo\w+ gather_readnext BarrierArriveAndWait",
         waits=_BLOCKED,
         wait_class="pipe",
-        for_work=False,
     ),
-    ProgramRule(
+    _counted(
         "postgres",
         "time to pass: pg_sleep(), the pace of a checkpoint or of a vacuum",
-        frames="pg_sleep CheckpointWriteDelay vacuum_delay_point",
+        "pg_sleep CheckpointWriteDelay vacuum_delay_point",
         waits=_BLOCKED,
         wait_class="sleep",
-        for_work=False,
     ),
-    ProgramRule(
+    _for_work(
         "postgres",
         "the next command of a client",
-        frames="SocketBackend ReadCommand",
+        "SocketBackend ReadCommand",
         waits="poll network pipe",
         wait_class="network",
-        for_work=True,
     ),
-    ProgramRule(
+    _counted(
         "postgres",
         "a client in the middle of a command",
-        frames="secure_read secure_write internal_flush(_buffer)?",
+        "secure_read secure_write internal_flush(_buffer)?",
         waits="poll network pipe",
         wait_class="network",
-        for_work=False,
     ),
-    ProgramRule(
+    _counted(
         "JVM",
         "a monitor (synchronized) that another thread holds",
-        frames=r"ObjectMonitor::(re)?[eE]nter\w* ObjectMonitor::spin_enter\w* ObjectSynchronizer::enter\w*",
+        r"ObjectMonitor::(re)?[eE]nter\w* ObjectMonitor::spin_enter\w* ObjectSynchronizer::enter\w*",
         waits="lock",
-        for_work=False,
     ),
-    ProgramRule(
+    _counted(
         "JVM",
         "the end of a safepoint",
-        frames=r"SafepointSynchronize::\w+ SafepointMechanism::\w+ (Linux)?WaitBarrier\w*::wait",
+        r"SafepointSynchronize::\w+ SafepointMechanism::\w+ (Linux)?WaitBarrier\w*::wait",
         waits="lock",
-        for_work=False,
     ),
-    ProgramRule(
+    _counted(
         "JVM",
         "time to pass: Thread.sleep()",
-        frames=r"JavaThread::sleep\w* JVM_Sleep\w* os::(naked_)?(short_)?sleep",
+        r"JavaThread::sleep\w* JVM_Sleep\w* os::(naked_)?(short_)?sleep",
         waits="lock",
         wait_class="sleep",
-        for_work=False,
     ),
-    ProgramRule(
+    _counted(
         "JVM",
         "a thread to end: Thread.join() (frames of Java where perf-PID.map has them)",
-        frames=r".*java[./]lang[./]Thread;?\W+join\b.*",
+        r".*java[./]lang[./]Thread;?\W+join\b.*",
         waits="lock",
         wait_class="child",
-        for_work=False,
     ),
-    ProgramRule(
-        "JVM",
-        "notify() on a monitor",
-        frames=r"ObjectMonitor::wait ObjectSynchronizer::wait",
-        waits="lock",
-        for_work=True,
-    ),
-    ProgramRule(
+    _for_work("JVM", "notify() on a monitor", r"ObjectMonitor::wait ObjectSynchronizer::wait", waits="lock"),
+    _for_work(
         "JVM",
         "a condition of java.util.concurrent: a queue of work, a pool, a future",
-        frames=r".*AbstractQueuedSynchronizer\$ConditionObject.*",
+        r".*AbstractQueuedSynchronizer\$ConditionObject.*",
         waits="lock",
-        for_work=True,
     ),
-    ProgramRule(
+    _counted(
         "JVM",
         "a lock of java.util.concurrent that another thread holds",
-        frames=r".*AbstractQueued(Long)?Synchronizer\W+(try)?[aA]cquire\w*.* .*ReentrantLock\W+lock.*",
+        r".*AbstractQueued(Long)?Synchronizer\W+(try)?[aA]cquire\w*.* .*ReentrantLock\W+lock.*",
         waits="lock",
-        for_work=False,
     ),
-    ProgramRule(
-        "CPython",
-        "the GIL",
-        frames=r"take_gil PyEval_(RestoreThread|AcquireThread) _PyThreadState_Attach",
-        waits="lock",
-        for_work=False,
+    # of an interpreter without symbols: nothing else in it waits for a condition of pthreads
+    _counted(
+        "CPython", "the GIL", r"take_gil PyEval_(RestoreThread|AcquireThread) _PyThreadState_Attach", waits="lock"
     ),
-    ProgramRule(
-        "CPython",
-        "the GIL",  # of an interpreter without symbols: nothing else in it waits for a condition of pthreads
-        frames="pthread_cond_(timed|clock)?wait",
-        callers=r"\[(lib)?python3\S*\]",
-        waits="lock",
-        for_work=False,
+    # of an interpreter without symbols: nothing else in it waits for a condition of pthreads
+    _counted("CPython", "the GIL", "pthread_cond_(timed|clock)?wait", callers=r"\[(lib)?python3\S*\]", waits="lock"),
+    _counted(
+        "Ruby", "the interpreter lock (GVL), after the time slice", "rb_threadptr_execute_interrupts", waits="lock"
     ),
-    ProgramRule(
-        "Ruby",
-        "the interpreter lock (GVL), after the time slice",
-        frames="rb_threadptr_execute_interrupts",
-        waits="lock",
-        for_work=False,
-    ),
-    ProgramRule("Ruby", "a Mutex that another thread holds", frames="rb_mutex_lock", waits="lock", for_work=False),
+    _counted("Ruby", "a Mutex that another thread holds", "rb_mutex_lock", waits="lock"),
     ProgramRule(
         "Ruby",
         "a Queue, a condition or the interpreter lock (GVL)",
-        frames="rb_native_cond_wait",
+        "rb_native_cond_wait",
         waits="lock",
         wait_class="lock",
     ),
-    ProgramRule(
-        "Ruby",
-        "time to pass: sleep()",
-        frames="rb_thread_wait_for",
-        waits="lock poll",
-        wait_class="sleep",
-        for_work=False,
-    ),
-    ProgramRule(
+    _counted("Ruby", "time to pass: sleep()", "rb_thread_wait_for", waits="lock poll", wait_class="sleep"),
+    _for_work(
         "MariaDB",
         "the next task of its pool",
-        frames=r"tpool::thread_pool_generic::(wait_for_tasks|get_task|worker_main)",
+        r"tpool::thread_pool_generic::(wait_for_tasks|get_task|worker_main)",
         waits="lock",
-        for_work=True,
     ),
-    ProgramRule(
+    _counted(
         "MariaDB",
         "a metadata lock: another statement uses the table",
-        frames=r"MDL_wait::timed_wait MDL_context::acquire_lock\w*",
+        r"MDL_wait::timed_wait MDL_context::acquire_lock\w*",
         waits="lock",
-        for_work=False,
     ),
-    ProgramRule(
+    _counted(
         "MariaDB",
         "a lock of the storage engine: a row, a table",
-        frames=r"handler::(ha_)?(rnd|index|read|update|write|delete)_\w+ row_search_mvcc lock_wait\w*",
+        r"handler::(ha_)?(rnd|index|read|update|write|delete)_\w+ row_search_mvcc lock_wait\w*",
         waits="lock",
-        for_work=False,
     ),
-    ProgramRule(
+    _for_work(
         "CPython",
         "the next item of a SimpleQueue: thread pools of concurrent.futures",
-        frames=r"\[_queue\.cpython\S*\] _queue_SimpleQueue_get\w*",
+        r"\[_queue\.cpython\S*\] _queue_SimpleQueue_get\w*",
         waits="lock",
-        for_work=True,
     ),
-    ProgramRule(
+    _counted(
         "CPython",
         "a connection of the pool: all are in use (SQLAlchemy, psycopg, redis-py, urllib3)",
-        frames=r"""
+        r"""
             QueuePool\._do_get\s\(impl\.py\) ConnectionPool\.getconn\s\(pool\.py\)
             BlockingConnectionPool\.get_connection\s\(connection\.py\)
             HTTPConnectionPool\._get_conn\s\(connectionpool\.py\)
         """,
         waits="lock",
-        for_work=False,
     ),
-    ProgramRule(
-        "CPython", "the next item of a queue", frames=r"(Queue\.)?get\s\(queue\.py\)", waits="lock", for_work=True
-    ),
-    ProgramRule(
+    _for_work("CPython", "the next item of a queue", r"(Queue\.)?get\s\(queue\.py\)", waits="lock"),
+    _counted(
         "CPython",
         "a lock, condition or queue of threading: native frames do not tell them apart, so it is not idle",
-        frames=r"PyThread_acquire_lock(_timed)? _?PyMutex_Lock\w* _PySemaphore_\w+ _PyParkingLot_Park",
+        r"PyThread_acquire_lock(_timed)? _?PyMutex_Lock\w* _PySemaphore_\w+ _PyParkingLot_Park",
         waits="lock",
-        for_work=False,
     ),
-    ProgramRule(
-        "Go", "a lock of the runtime", frames=r"runtime\.(lock2|lockWithRank|semasleep1?)", waits="lock", for_work=False
-    ),
-    ProgramRule(
+    _counted("Go", "a lock of the runtime", r"runtime\.(lock2|lockWithRank|semasleep1?)", waits="lock"),
+    _for_work(
         "Go",
         "a goroutine to run: a thread of the scheduler",
-        frames=r"runtime\.(stopm|mPark|findRunnable|findrunnable|templateThread|sysmon|gcBgMarkWorker\S*)",
+        r"runtime\.(stopm|mPark|findRunnable|findrunnable|templateThread|sysmon|gcBgMarkWorker\S*)",
         waits="lock poll sleep",
         wait_class="poll",
-        for_work=True,
     ),
-    ProgramRule(
+    _for_work(
         "libuv, Node",
         "the next event, or work for the pool",
-        frames=r"uv__io_poll uv__io_uring_\w+ uv_cond_(timed)?wait",
+        r"uv__io_poll uv__io_uring_\w+ uv_cond_(timed)?wait",
         waits="lock poll",
-        for_work=True,
     ),
-    ProgramRule(
-        "nginx", "a lock that workers share", frames="ngx_shmtx_lock", waits=_BLOCKED, wait_class="lock", for_work=False
-    ),
-    ProgramRule(
+    _counted("nginx", "a lock that workers share", "ngx_shmtx_lock", waits=_BLOCKED, wait_class="lock"),
+    _for_work(
         "nginx",
         "the next event, or work for the pool",
-        frames=r"ngx_(epoll|poll|select)_process_events ngx_process_events_and_timers ngx_thread_pool_cycle",
+        r"ngx_(epoll|poll|select)_process_events ngx_process_events_and_timers ngx_thread_pool_cycle",
         waits="lock poll",
-        for_work=True,
     ),
-    ProgramRule(
-        "redis",
-        "the end of jobs in the background",
-        frames=r"bioDrainWorker waitForPendingBioJobs\w*",
-        waits="lock",
-        for_work=False,
-    ),
-    ProgramRule(
-        "redis",
-        "the next event or job",
-        frames="aeApiPoll bioProcessBackgroundJobs IOThreadMain",
-        waits="lock poll",
-        for_work=True,
-    ),
+    _counted("redis", "the end of jobs in the background", r"bioDrainWorker waitForPendingBioJobs\w*", waits="lock"),
+    _for_work("redis", "the next event or job", "aeApiPoll bioProcessBackgroundJobs IOThreadMain", waits="lock poll"),
 )
 
 DECORATION = re.compile(r"(?:\(.*|@.*|\.(?:abi0|abiinternal|constprop|isra|part|cold|llvm|lto_priv)\b.*)")
@@ -312,10 +228,9 @@ _NEVER = (WaitClass.RUNQUEUE, WaitClass.THROTTLED, WaitClass.STOPPED, WaitClass.
 
 
 class Rules:
-    """Matches the rules on programs, in order of precedence, with functions and waits. `rules`: the user's rules, which
-    precede those of the table. `by_comm`: True if some rule has a condition on the name of the thread. `rules`: all
-    rules, in order of precedence; bit i of a set of rules stands for `rules[i]`. `by_caller`: set of the rules with a
-    condition on the caller of a function."""
+    """Matches the rules on programs, the user's `rules` before those of the table, with functions and waits. Its `rules`
+    are both, in order of precedence; bit i of a set of rules stands for `rules[i]`. `by_comm`: True if some rule has a
+    condition on the name of the thread. `by_caller`: set of the rules with a condition on the caller of a function."""
 
     def __init__(self, rules: Sequence[ProgramRule] = ()) -> None:
         self.rules = (*rules, *PROGRAM_RULES)

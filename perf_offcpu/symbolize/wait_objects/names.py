@@ -26,13 +26,15 @@ from perf_offcpu.structs import frozen
 from perf_offcpu.symbolize.options import SymbolizeOptions
 from perf_offcpu.symbolize.wait_objects.futexes import FutexName, futex_names
 from perf_offcpu.symbolize.wait_objects.lock_facts import ended_by_exit, facts_by_enders, facts_by_words
-from perf_offcpu.symbolize.wait_objects.other_ends import OtherEnds, direction, plain
 from perf_offcpu.symbolize.wait_objects.rows import (
     ObjectRow,
+    OtherEnds,
     User,
+    direction,
     entries_of,
     is_in,
     object_rows,
+    plain,
     rows_of,
     users_of,
     wakers_of,

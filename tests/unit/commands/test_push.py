@@ -12,7 +12,7 @@ from builders.push import rules
 from builders.push.servers import Receiver, Reply, receiver
 
 from perf_offcpu.cli import main
-from perf_offcpu.push import waits
+from perf_offcpu.push import messages
 
 DATA = Path(__file__).parents[2] / "data"
 INPUT = ("-f", "-i", DATA / "demo.data", "--kallsyms", DATA / "demo.kallsyms", "--symfs", DATA / "demo.symfs")
@@ -79,7 +79,7 @@ def test_rejected_profiles_are_a_failure() -> None:
 
 
 def test_a_part_that_was_taken_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(waits, "MOST_SAMPLES", 2)
+    monkeypatch.setattr(messages, "MOST_SAMPLES", 2)
     with receiver(None, Reply(), Reply(401)) as found:
         target = f"otlp=http://127.0.0.1:{found.port}"
         assert main(["push", target, *map(str, INPUT)]) == 1
