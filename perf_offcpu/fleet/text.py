@@ -7,13 +7,13 @@ from perf_offcpu.abi.offcpu import EVENT_NAME
 from perf_offcpu.analysis.classes.wait_classes import BY_LABEL
 from perf_offcpu.fleet.causes import FleetCauses
 from perf_offcpu.fleet.diff.compare import STACK, Change, Changes, Comparison, Lengths
-from perf_offcpu.fleet.diff.outliers import FEWEST, Outlier, Outliers
+from perf_offcpu.fleet.diff.outliers import FEWEST, Outliers
 from perf_offcpu.fleet.diff.significance import SIGNIFICANT
-from perf_offcpu.fleet.report import Head, Row, StackRow, StackTable, Table
+from perf_offcpu.fleet.report import Head, StackRow, StackTable, Table
 from perf_offcpu.fleet.selection import utc
 from perf_offcpu.report import style as say
 from perf_offcpu.report.style import Column, Style
-from perf_offcpu.report.tables import TITLES, coloured_table
+from perf_offcpu.report.tables import coloured_table, key_columns
 from perf_offcpu.report.terminal import frame_lines, shares
 from perf_offcpu.report.totals import Total
 from perf_offcpu.report.verdict.text import wrapped
@@ -21,7 +21,6 @@ from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable
 from perf_offcpu.units import UNITS
 
-_NUMBERS = ("pid", "tid", "cpu")
 _MOST_GAPS, _MOST_CAUSES = 10, 8
 _FOR_CPU = {"runqueue": "a CPU", "throttled": "CPU time (quota)"}
 _HOUR = 3600 * 10**9
@@ -156,19 +155,10 @@ def _columns(table: Table, facts: Head, style: Style) -> Iterator[Column]:
         yield Column("Recorded", [hours(row.recorded_ns) for row in rows], spare=3)
         rates = [f"{row.weight / row.recorded_ns:.3f}" if row.recorded_ns else say.NOT_KNOWN for row in rows]
         yield Column(f"{title} s/s", rates, spare=2)
-    yield from _key_columns(table.keys, rows, _NUMBERS)
+    yield from key_columns(table.keys, [row.values for row in rows])
     if table.keys == ("class",):
         meanings = [BY_LABEL[row.values[0]].row.meaning if row.values[0] in BY_LABEL else "" for row in rows]
         yield Column("Waits for", meanings, left=True, spare=6)
-
-
-def _key_columns(
-    keys: Sequence[str], rows: Sequence[Row] | Sequence[Change] | Sequence[Outlier], right: Sequence[str] = ()
-) -> Iterator[Column]:
-    """Return the columns of the values of keys; keys in `right` are aligned to the right."""
-    for index, key in enumerate(keys):
-        title = TITLES.get(key, printable(key).capitalize())
-        yield Column(title, [row.values[index] for row in rows], left=key not in right)
 
 
 def _subject(facts: Head) -> str:
@@ -303,7 +293,7 @@ def _change_table(keys: Sequence[str], rows: Sequence[Change], rates: _Rates) ->
         Column("%", list(map(_percent, rows)), spare=1),
         Column("p", [f"{row.p:.4f}" for row in rows], spare=2),
         *_length_columns(rows, rates.style),
-        *_key_columns(keys, rows),
+        *key_columns(keys, [row.values for row in rows]),
     ]
     return coloured_table(columns, rates.style) if rows else iter(())
 
@@ -377,7 +367,7 @@ def outliers(unlike: Outliers, new: Head, style: Style, limit: int | None) -> It
         Column("Median", [rates.text(row.median) for row in rows]),
         Column("Host", [row.host for row in rows], left=True),
         *([Column("Service", [printable(row.group) for row in rows], left=True)] if groups else []),
-        *_key_columns(unlike.keys, rows),
+        *key_columns(unlike.keys, [row.values for row in rows]),
     ]
     yield from coloured_table(columns, style)
     if len(unlike.rows) > len(rows):

@@ -70,7 +70,7 @@ def _weights(title: str, values: Iterable[int | None], summary: Summary, style: 
 def key_columns(keys: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Iterator[Column]:
     """Return the columns of sort keys. `rows`: printable values in the order of the keys."""
     for index, key in enumerate(keys):
-        title = TITLES.get(key, key.capitalize())
+        title = TITLES.get(key, printable(key).capitalize())
         yield Column(title, [values[index] for values in rows], left=key not in ("pid", "tid", "cpu"))
 
 

@@ -69,10 +69,10 @@ def _sound(budgets: NDArray[Any]) -> NDArray[Any]:
 
 def _are_among(rows: NDArray[Any], others: NDArray[Any], names: tuple[str, ...]) -> NDArray[np.bool_]:
     """Return bool[n]: True for rows whose fields `names` equal those of a row of `others`."""
-    return is_among(_joined(rows, names), np.sort(_joined(others, names)))
+    return is_among(joined_fields(rows, names), np.sort(joined_fields(others, names)))
 
 
-def _joined(rows: NDArray[Any], names: tuple[str, ...]) -> NDArray[Any]:
+def joined_fields(rows: NDArray[Any], names: tuple[str, ...]) -> NDArray[Any]:
     """Return one value (dtype V, 8 bytes per name) for each row: its fields `names` as u64, joined to be compared."""
     fields = np.stack([rows[name].astype(np.uint64) for name in names], axis=1)
     joined: NDArray[Any] = np.ascontiguousarray(fields).view(f"V{8 * len(names)}").reshape(-1)

@@ -49,24 +49,13 @@ SOFTWARE = {
     "cgroup-switches": SoftwareConfig.CGROUP_SWITCHES,
 }
 
-# enum perf_hw_id
 CYCLES = 0
-HARDWARE = {
-    "cycles": CYCLES,
-    "cpu-cycles": CYCLES,
-    "instructions": 1,
-    "cache-references": 2,
-    "cache-misses": 3,
-    "branches": 4,
-    "branch-instructions": 4,
-    "branch-misses": 5,
-    "bus-cycles": 6,
-    "stalled-cycles-frontend": 7,
-    "idle-cycles-frontend": 7,
-    "stalled-cycles-backend": 8,
-    "idle-cycles-backend": 8,
-    "ref-cycles": 9,
-}
+_HARDWARE = """
+cycles/cpu-cycles instructions cache-references cache-misses branches/branch-instructions branch-misses bus-cycles
+stalled-cycles-frontend/idle-cycles-frontend stalled-cycles-backend/idle-cycles-backend ref-cycles
+"""
+"""Names of the values of enum perf_hw_id, in order."""
+HARDWARE = {name: number for number, names in enumerate(_HARDWARE.split()) for name in names.split("/")}
 
 # enum perf_hw_cache_id, perf_hw_cache_op_id, perf_hw_cache_op_result_id; the first name of each is perf's own
 _CACHES = (

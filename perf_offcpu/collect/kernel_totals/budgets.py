@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.abi.counters import BUDGET, BUDGET_MAGIC, BUDGET_VERSION, BUDGETS
-from perf_offcpu.collect.bpf.last_tasks import WAITING_FOR_CPU
+from perf_offcpu.collect.bpf.last_tasks import WAITING_FOR_CPU, joined_fields
 from perf_offcpu.collect.counters import account_sample
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.model.columns import is_among
@@ -20,6 +20,7 @@ I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
 
 BATCH = 256  # budgets in one sample: a record has room for some 500
+_THREAD = ("tid", "begin_ns")
 _MISSES = 16  # successive looks that may miss a thread
 SWITCH_NS = 5000  # time of a switch that may count for the thread that leaves or for the one that comes
 
@@ -83,8 +84,8 @@ class BudgetShares:
         for name in ("switches", "ns"):
             written[name][rows] += before[name]
         written["begin_ns"] = budgets["begin_ns"]
-        keys = _keys(budgets)
-        earlier = [rows[~is_among(_keys(rows), np.sort(keys))] for rows in self._written[-_MISSES:]]
+        keys = joined_fields(budgets, _THREAD)
+        earlier = [rows[~is_among(joined_fields(rows, _THREAD), np.sort(keys))] for rows in self._written[-_MISSES:]]
         self._written = [*earlier, written]
 
     def _before(self, budgets: NDArray[Any]) -> tuple[I64, NDArray[Any]]:
@@ -113,17 +114,10 @@ def _difference(now: U64, before: U64) -> U64:
 
 def _last_rows(known: NDArray[Any], wanted: NDArray[Any]) -> I64:
     """Return int64[n]: for each row of `wanted` the last index in `known` with its tid and begin_ns, or -1."""
-    unique, key_of_row = np.unique(_keys(np.concatenate([known, wanted])), return_inverse=True)
+    unique, key_of_row = np.unique(joined_fields(np.concatenate([known, wanted]), _THREAD), return_inverse=True)
     rows = np.full(len(unique), -1, np.int64)
     np.maximum.at(rows, key_of_row[: len(known)], np.arange(len(known)))
     return rows[key_of_row[len(known) :]]
-
-
-def _keys(budgets: NDArray[Any]) -> NDArray[Any]:
-    """Return one value for each row: its tid and begin."""
-    keys = np.stack([budgets["tid"].astype(np.uint64), budgets["begin_ns"]], axis=1)
-    joined: NDArray[Any] = np.ascontiguousarray(keys).view("V16").reshape(-1)
-    return joined
 
 
 def by_kernel_figures(budgets: NDArray[Any], modes: Sequence[str]) -> NDArray[Any]:

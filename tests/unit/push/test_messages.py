@@ -18,7 +18,7 @@ from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 i
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.join import join
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.push import messages as sent
+from perf_offcpu.push import messages as module
 from perf_offcpu.push.answers import LONGEST_WAIT_S, error_text, export_answer, retry_after_s, retry_delay_s
 from perf_offcpu.push.messages import OTLP_GRPC, OTLP_HTTP, Message, messages
 from perf_offcpu.push.targets import SERVERS, parse_target
@@ -90,8 +90,8 @@ def test_no_waits_no_message_and_a_profile_without_wall_clock_ended_now(target: 
 def test_large_profiles_are_several_messages(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each within the limits; together they are the profile, and no stack is in two of them."""
     profile = recent(large_profile(300, 200))
-    monkeypatch.setattr(waits, "MOST_SAMPLES", 50)
-    monkeypatch.setattr(waits, "MOST_BYTES", 35_000)
+    monkeypatch.setattr(module, "MOST_SAMPLES", 50)
+    monkeypatch.setattr(module, "MOST_BYTES", 35_000)
     found, ids = Counter[object](), set()
     sent = list(pushed(target, profile, LABELS))
     for message, series in sent:
@@ -116,9 +116,9 @@ def test_threads_of_many_names_share_a_label(target: str) -> None:
         builder.sample(f"pool-{number}", ["main"], 10**6, event="cpu-clock", tid=number + 1)
     ((_, series),) = pushed(target, builder.build(), {})
     name = "thread.name" if is_otlp(target) else "thread_name"
-    expected = {(f"pool-{number}", ("main",)): 1000 - number for number in range(sent.MOST_COMMS - 1)}
-    others = sum(1000 - number for number in range(sent.MOST_COMMS - 1, 100))
-    assert series.by_label(name) == expected | {(sent.OTHERS, ("main",)): others}
+    expected = {(f"pool-{number}", ("main",)): 1000 - number for number in range(module.MOST_COMMS - 1)}
+    others = sum(1000 - number for number in range(module.MOST_COMMS - 1, 100))
+    assert series.by_label(name) == expected | {(module.OTHERS, ("main",)): others}
 
 
 def test_equal_entries_are_one(target: str) -> None:

@@ -130,8 +130,6 @@ def controller_offset(btf: Btf, controller: str) -> int | None:
     return None if number is None or pointers is None else pointers.offset + number * _POINTER
 
 
-_POINTER = 8
-
 _OBJECTS = {
     "TASK_FILES": "task_struct.files",
     "FILES_FDT": "files_struct.fdt",
