@@ -40,7 +40,7 @@ FUNCTIONS = {
     "libc": r"_start _*libc_start_\w+ start_thread _*clone3? _*(clock_)?nanosleep u?sleep",
     "C++ and Rust": r"<?(std|core|alloc|__gnu_cxx|__cxxabiv1|parking_lot|parking_lot_core)::.* __gthread_.*",
     "Go": r"(runtime|syscall|sync|time|internal/.*|runtime/.*|golang\.org/x/sys/.*)\.[^/]*",
-    "JVM": r"L?(java|jdk|sun)[./].* Interpreter call_stub",
+    "JVM": r"(\S+\s)?L?(java|jdk|sun)[./].* (Interpreter|StubRoutines)(\s\(.*\))? call_stub",
     "CPython": r"_?Py[A-Z]\w* _PyEval_\w+ take_gil",
     "Node": r"(node|v8)::.* uv_.* Builtins_.*",
     "postgres": r"""

@@ -128,6 +128,14 @@ PROGRAM_RULES = (
     _for_work("JVM", "notify() on a monitor", r"ObjectMonitor::wait ObjectSynchronizer::wait", waits="lock"),
     _for_work(
         "JVM",
+        "the next task of a ForkJoinPool, also of the one that runs virtual threads",
+        frames=r".*\b(Unsafe|LockSupport)\W+park\w*\b.*",
+        callers=r".*\bForkJoinPool\W+(runWorker|awaitWork)\b.* .*\bDelayScheduler\W+loop\b.*",
+        waits="lock",
+        for_work=True,
+    ),
+    ProgramRule(
+        "JVM",
         "a condition of java.util.concurrent: a queue of work, a pool, a future",
         r".*AbstractQueuedSynchronizer\$ConditionObject.*",
         waits="lock",
