@@ -162,6 +162,7 @@ PYTHON_UNKNOWN = _recorder(
     "python-unknown", "processes with a Python whose functions are not read: 3.10 to 3.14 with a GIL are"
 )
 PYTHON_UNREAD = _recorder("python-unread", "threads, blocked at the end, whose Python functions could not be read")
+JVM_UNASKED = _recorder("jvm-unasked", "JVMs that gave no names of the code that they have compiled")
 UNPRIVILEGED = _recorder(
     "unprivileged",
     "recording by an ordinary user: no wakers, no run-queue delay of single waits, no user stacks of short waits; "

@@ -21,6 +21,7 @@ EVENT_ID = int.from_bytes(b"offcpu-c", "big")  # its id. The kernel counts from 
 MAGIC = int.from_bytes(b"OFCC", "little")
 BUDGET_MAGIC = int.from_bytes(b"OFCB", "little")
 CODES_MAGIC = int.from_bytes(b"OFCY", "little")
+JIT_MAP_MAGIC = int.from_bytes(b"OFCJ", "little")
 PYTHON_MAGIC = int.from_bytes(b"OFCP", "little")
 VERSION = 1
 BUDGET_VERSION = 2
@@ -120,10 +121,23 @@ CODES = Layout(
 )
 """Payload with Python functions that frames of samples (`offcpu.CODE_SHIFT`) name by their id."""
 
+JIT_MAP = Layout(
+    "offcpu-counters map of generated code",
+    Field("magic", U32, doc='"OFCJ"'),
+    Field("version", U16),
+    Field("reserved", U16, doc="0"),
+    Field("pid", U32, doc="tgid of the process whose code it is"),
+    Field("text", TEXT, doc="whole lines of a perf map, and `:frame START SIZE BEGIN`; texts of a pid are one map"),
+)
+"""Payload with functions that a JVM has compiled. A line `:frame`, of hexadecimal numbers, tells the size of a frame:
+bytes from the stack pointer to above the return address, below which the caller's frame pointer is. It holds from BEGIN
+on, in bytes after START."""
+
 
 def payload_layout(payload: bytes, order: Order) -> Layout:
     """Return the layout of a raw payload of `offcpu-counters`, by its magic; COUNTERS for an unknown magic."""
     magic = to_int(payload[:4], order)
     if magic == BUDGET_MAGIC:
         return budgets_layout(payload, order)
-    return {PYTHON_MAGIC: PYTHON, CODES_MAGIC: CODES, wait_objects.MAGIC: wait_objects.OBJECTS}.get(magic, COUNTERS)
+    layouts = {PYTHON_MAGIC: PYTHON, CODES_MAGIC: CODES, JIT_MAP_MAGIC: JIT_MAP}
+    return layouts.get(magic, wait_objects.OBJECTS if magic == wait_objects.MAGIC else COUNTERS)

@@ -89,7 +89,7 @@ class Collector:
             self.unread = Unread()
             self.pythons = PythonProcesses(self.unread.lost)
             stack.callback(self.pythons.close)
-            self.jvms = Jvms(say, asks=options.asks_jvms)
+            self.jvms = Jvms(say, self.unread.lost, self._recorded, asks=options.asks_jvms)
             self.pythons.maps = self.program.maps if self.program.reads_python else None
             self._side_band = SideBand(self.build_ids, self.known_kernel, self.unread.lost, (self.pythons, self.jvms))
             stack.callback(self._side_band.close)
@@ -272,6 +272,10 @@ class Collector:
     def draws_stacks(self) -> bool:
         """True if stacks of short waits are drawn, and stand for those of others."""
         return self.program.draws_stacks
+
+    def _recorded(self) -> set[int]:
+        """Return the pids of recorded processes that live."""
+        return set(self.program.last_tasks().tasks["pid"].tolist())
 
     def note_existing(self, records: bytes) -> None:
         """Find processes that run CPython or a JVM in whole records of what existed when a file began."""

@@ -1,32 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ask recorded JVMs for the names of the code that they have compiled: the perf map that `jcmd PID Compiler.perfmap`
-writes (JDK 17 and later), which all commands that read recordings use. A JVM that ends takes its names with it, so each
-is asked some time after it was seen, then after ever longer times, and at the end. It happens in the background, with
-the rights of the JVM's owner (`system.owner_child`)."""
+writes (JDK 17 and later), with the sizes of frames. The answers are written into each file at its end. A JVM that ends
+takes its names with it, so each is asked some time after it was seen, then after ever longer times, and at the end. It
+happens in the background, with the rights of the JVM's owner (`system.owner_child`)."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final
 
+from perf_offcpu import losses
+from perf_offcpu.abi.counters import JIT_MAP, JIT_MAP_MAGIC, VERSION
+from perf_offcpu.collect.events.perf_event import NATIVE
+from perf_offcpu.collect.kernel_totals.python_stacks import by_turns
 from perf_offcpu.collect.python.processes import MappingFollower, ended_process, pid_of
 from perf_offcpu.collect.system.as_owner import ask_as_owner
 from perf_offcpu.collect.system.background import Future, in_background
+from perf_offcpu.losses import Losses
 from perf_offcpu.text import printable
 
 _FIRST_S, _LONGER, _LONGEST_S = 2.0, 4.0, 3600.0
 _MOST_JVMS: Final = 256
-_MOST_S: Final = 10.0  # time for all at the end; one takes some 0.1 s
+_AT_ONCE: Final = 16
+_MOST_S: Final = 3.0  # time of _AT_ONCE together; one takes some 0.1 s
+_MOST_ALL_S: Final = 10.0
 _LONGEST_TEXT: Final = 200
+_MOST_LINES: Final = 48 << 10  # bytes of lines in a record
 
 
 class Jvms(MappingFollower):
-    """Follow processes that map libjvm.so. `say` is called once for each that gives no names; `asks`: whether any is
-    asked."""
+    """Follow processes that map libjvm.so. `say` is called once for each that gives no names, and `lost` counts them;
+    `asks`: whether any is asked; `recorded` returns the pids of recorded processes that live."""
 
     needle = b"/libjvm.so"
 
-    def __init__(self, say: Callable[[str], None], *, asks: bool) -> None:
-        self._say, self._asks = say, asks
+    def __init__(
+        self, say: Callable[[str], None], lost: Losses, recorded: Callable[[], set[int]], *, asks: bool
+    ) -> None:
+        self._say, self._lost, self._recorded, self._asks = say, lost, recorded, asks
+        self._maps: dict[int, bytes] = {}  # pid → lines of its perf map
         self._due: dict[int, tuple[float, float]] = {}  # pid → monotonic time of the next question, time after it
         self._refused: set[int] = set()
         self._unasked = 0  # JVMs that ended too soon
@@ -53,7 +65,7 @@ class Jvms(MappingFollower):
     def ask_all(self) -> None:
         """Ask all, once more, within some seconds."""
         if self._asking is not None:
-            self._asking.wait(_MOST_S)
+            self._asking.wait()
         self._ask(list(self._due))
         if self._unasked:
             self._say(
@@ -63,19 +75,45 @@ class Jvms(MappingFollower):
             self._unasked = 0
 
     def _ask(self, pids: list[int]) -> None:
-        until_s = time.monotonic() + _MOST_S
+        recorded = self._recorded() if pids else set()
+        pids = by_turns([pid for pid in pids if pid in recorded])
+        until_s = time.monotonic() + _MOST_ALL_S
+        while pids and time.monotonic() < until_s:
+            asked = {pid: in_background(partial(_ask_one, pid)) for pid in pids[:_AT_ONCE]}
+            pids = pids[_AT_ONCE:]
+            for pid, answer in asked.items():
+                self._take(pid, answer.result())
         for pid in pids:
-            if time.monotonic() > until_s:
-                self._say(f"perf-offcpu record: no time was left to ask all of {len(pids)} JVMs for names")
-                return
-            try:
-                problem = printable(ask_as_owner("perf-map", pid).decode("utf-8", "replace"))[:_LONGEST_TEXT]
-            except OSError as error:
-                problem = error.strerror or ""
-            if (plan := self._due.get(pid)) is None:  # it has ended
-                continue
+            self._take(pid, b"!no time was left")
+
+    def _take(self, pid: int, answer: bytes) -> None:
+        """Keep the answer of a JVM; say once why it has none."""
+        plan = self._due.get(pid)
+        if plan is not None:  # else it has ended
             pause_s = min(_LONGER * plan[1], _LONGEST_S)
             self._due[pid] = time.monotonic() + pause_s, pause_s
-            if problem and pid not in self._refused:
-                self._refused.add(pid)
-                self._say(f"perf-offcpu record: JVM {pid} gives no names of compiled code: {problem}")
+        if answer and not answer.startswith(b"!"):
+            self._maps[pid] = answer
+        elif plan is not None and pid not in self._maps and pid not in self._refused:
+            self._refused.add(pid)
+            self._lost.add(losses.JVM_UNASKED)
+            problem = printable(answer[1:].decode("utf-8", "replace"))[:_LONGEST_TEXT] or "it did not answer in time"
+            self._say(f"perf-offcpu record: JVM {pid} gives no names of compiled code: {problem}")
+
+    def payloads(self) -> Iterator[bytes]:
+        """Yield payloads (abi.counters.JIT_MAP) with the maps of all JVMs that have answered."""
+        for pid, text in self._maps.items():
+            begin = 0
+            while begin < len(text):
+                end = text.rfind(b"\n", begin, begin + _MOST_LINES) + 1 or text.find(b"\n", begin) + 1 or len(text)
+                if end - begin <= _MOST_LINES:
+                    values = {"magic": JIT_MAP_MAGIC, "version": VERSION, "reserved": 0, "pid": pid}
+                    yield JIT_MAP.pack(values | {"text": text[begin:end]}, NATIVE)
+                begin = end
+
+
+def _ask_one(pid: int) -> bytes:
+    try:
+        return ask_as_owner("perf-map", pid, patience_s=_MOST_S)
+    except OSError as problem:
+        return b"!" + (problem.strerror or "").encode()

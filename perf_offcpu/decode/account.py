@@ -17,6 +17,8 @@ from perf_offcpu.abi.counters import (
     CODES_MAGIC,
     COUNTERS,
     EVENT_NAME,
+    JIT_MAP,
+    JIT_MAP_MAGIC,
     MAGIC,
     PYTHON,
     PYTHON_MAGIC,
@@ -93,6 +95,7 @@ class CollectorAccount:
     budgets: list[Budget] = field(default_factory=list)  # of threads, in the order of the file
     python: list[PythonRow] = field(default_factory=list)  # functions of threads, leaf first
     codes: dict[int, Code] = field(default_factory=dict)  # Python functions by id
+    perf_maps: dict[int, bytes] = field(default_factory=dict)  # lines of perf maps by pid
     notes: dict[str, tuple[int, int]] = field(default_factory=dict)  # (number, ns) of each counter by name
     objects: dict[int, ObjectRow] = field(default_factory=dict)  # wait objects by id
 
@@ -113,9 +116,20 @@ class CollectorAccount:
             elif magic == CODES_MAGIC:
                 self.codes |= (codes := read_codes(payload, order))
                 is_sound = bool(codes)
+            elif magic == JIT_MAP_MAGIC:
+                is_sound = self._read_map(payload, order)
             else:
                 is_sound = self._read_counters(payload, order)
             counters.add(losses.BAD_SAMPLE, int(not is_sound))
+
+    def _read_map(self, payload: bytes, order: Order) -> bool:
+        """Add the lines of a JIT_MAP payload; return False if it is damaged."""
+        try:
+            values = JIT_MAP.unpack(payload, order)
+        except LayoutError:
+            return False
+        self.perf_maps[values["pid"]] = self.perf_maps.get(values["pid"], b"") + bytes(values["text"]).rstrip(b"\0")
+        return True
 
     def python_frames(self, strings: Strings) -> PythonFrames:
         """Return the rows of `python` as a table, names and files interned in `strings`."""

@@ -152,6 +152,7 @@ def assemble(head: Head, batch: Batch, tasks: TaskReplay, account: CollectorAcco
         budget=budget,
         python=account.python_frames(tasks.strings),
         places=places,
+        perf_maps=account.perf_maps,
         objects=object_table(account.objects, tasks.strings),
         kernel_symbols=tasks.kernel_symbols(),
         deferred=deferred.with_columns(comm=walked.comm, space=walked.space),

@@ -91,7 +91,9 @@ def join(parts: Sequence[Part], nr_cpus: int) -> Part:
     joined["cgroups"] = {id_: path for part in parts for id_, path in part.cgroups.items()}
     meta = joined["meta"] = _joined_meta([part.meta for part in parts], nr_cpus)
     if isinstance(parts[0], Recording):
-        joined["callchains"] = chains.release()
+        joined["callchains"], joined["perf_maps"] = chains.release(), dict[int, bytes]()
+        for pid, lines in ((pid, lines) for part in parts for pid, lines in part.perf_maps.items()):
+            joined["perf_maps"][pid] = joined["perf_maps"].get(pid, b"") + lines
     else:
         meta.hosts = tuple(part.meta.recorded for part in parts)
         joined["build_ids"] = _joined_build_ids(parts, strings)

@@ -342,6 +342,7 @@ class Recording:
     kernel_symbols: KernelSymbols = field(default_factory=KernelSymbols)
     deferred: DeferredChains = field(default_factory=DeferredChains)  # empty once they are merged
     cgroups: dict[int, str] = field(default_factory=dict)
+    perf_maps: dict[int, bytes] = field(default_factory=dict)  # pid → map of code that the process generated
     paths: dict[str, list[str]] = field(default_factory=dict)  # build-id → paths that the header has for it
     losses: dict[LossCause, int] = field(default_factory=dict)  # → number, never 0
     meta: Meta = field(default_factory=Meta)

@@ -31,6 +31,7 @@ from perf_offcpu.objects.symtab import NO_ADDRESS, Symbols, SymbolTable
 
 MAX_BYTES: Final = 1 << 28
 MAX_LINES: Final = 1 << 22  # a line takes 200 bytes of memory; large JVMs have some 100 000
+_FRAME: Final = re.compile(rb"^:frame ([0-9a-f]{1,16}) ([0-9a-f]{1,6}) ([0-9a-f]{1,6})$", re.MULTILINE)
 _SLACK_NS: Final = 2 * 10**9
 _OTHER_ROOT: Final = re.compile(r"(?P<root>/proc/\d+/root)/(?P<path>.+)")
 _MAX_LINKS: Final = 8
@@ -56,6 +57,7 @@ class PerfMaps:
     def __init__(self, recording: Recording, symfs: str, *, force: bool = False) -> None:
         self.recording, self.symfs, self.force = recording, symfs, force
         self._tables: dict[int, SymbolTable | LossCause] = {}
+        self._frames: dict[int, dict[int, tuple[int, int]]] = {}
 
     def of(self, pid: int) -> SymbolTable | LossCause:
         """Return the functions of a process, or the reason why there are none."""
@@ -64,8 +66,18 @@ class PerfMaps:
             self._tables[pid] = text if isinstance(text, LossCause) else parse_perf_map(text)
         return self._tables[pid]
 
+    def frames_of(self, pid: int) -> dict[int, tuple[int, int]]:
+        """Return start → (size, begin) of the frames that the map of a process tells (`abi.counters.JIT_MAP`)."""
+        if pid not in self._frames:
+            lines = _FRAME.findall(self.recording.perf_maps.get(pid, b""))
+            self._frames[pid] = {int(start, 16): (int(size, 16), int(begin, 16)) for start, size, begin in lines}
+        return self._frames[pid]
+
     def text_of(self, pid: int) -> bytes | LossCause:
         """Return the text of the map of a process, or the reason why it has no trustworthy map."""
+        if text := self.recording.perf_maps.get(pid):
+            is_reused = int((self.recording.tasks.tid == pid).sum()) > 1
+            return losses.PERF_MAP_REFUSED.about(f"map of {pid}", "the pid was used again") if is_reused else text
         born, died = self._lifetime(pid)
         cause = losses.NO_PERF_MAP
         for path in perf_map_paths(pid, self.symfs):

@@ -11,6 +11,10 @@ its own. On x86-64 (Python/asm_trampoline.S of 3.12 and 3.13), with or without t
 
 The perf map of the process tells which addresses are such copies: names that begin with `py::`, and this size. Copies
 of other sizes, of Pythons that keep a frame pointer there, are unwound by the frame pointer.
+
+HotSpot's compilers use the frame pointer as any register. The map that the recorder got of the JVM tells the size of
+each frame. The interpreter keeps a frame pointer; the word below the saved one is the caller's stack pointer
+(`interpreter_frame_sender_sp_offset` in frame_x86.hpp), which a compiled caller needs.
 """
 
 from collections.abc import Callable
@@ -21,7 +25,7 @@ import numpy as np
 from perf_offcpu.abi.machine import Registers
 from perf_offcpu.cache import DiskCache
 from perf_offcpu.losses import LossCause
-from perf_offcpu.model.columns import I32, I64, U64, Bool, distinct
+from perf_offcpu.model.columns import I32, I64, U64, distinct
 from perf_offcpu.model.lookup import NO_MAP, find_mappings
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.objects.perf_map import PerfMaps
@@ -33,6 +37,8 @@ OUTSIDE: Final = 0  # rule set of addresses that no mapping covers
 NO_CFI: Final = 1  # rule set of code without call frame information
 _TRAMPOLINE: Final = 2  # rule set of x86-64's trampoline at its call
 _FRAME: Final = 16  # bytes of its frame
+_INTERPRETER: Final = 3  # rule set of HotSpot's interpreter on x86-64
+_SAVED_FP, _RETURN, _SENDER_SP = b"\x76\x00", b"\x76\x08", b"\x76\x78\x06"  # DW_OP_breg6 0, 8, -8 and DW_OP_deref
 _MOST_KEPT: Final = 1 << 17  # addresses, rule sets and expressions that are kept for further recordings
 _NOT_MET: Final = np.array([2**64 - 1], np.uint64), np.array([NO_CFI], np.int32)  # what `NO_ADDRESS` has
 _SLOTS: Final = 1 << 18
@@ -62,11 +68,15 @@ class Rules:
 
     def __init__(self, registers: Registers) -> None:
         self.registers = registers
-        self.expressions: list[bytes] = []
-        self.words = np.zeros((_TRAMPOLINE + 1, registers.count + 2), np.int64)
+        self.expressions = [_SAVED_FP, _RETURN, _SENDER_SP]
+        self.words = np.zeros((_INTERPRETER + 1, registers.count + 2), np.int64)
         self.words[:_TRAMPOLINE, registers.count] = Kind.INVALID
         self.words[_TRAMPOLINE, registers.count] = Kind.REGISTER | registers.sp << 3 | _FRAME << 11
         self.words[_TRAMPOLINE, registers.ra] = Kind.OFFSET | -8 << 3
+        self.words[_INTERPRETER, registers.fp] = Kind.EXPRESSION | 0 << 3
+        self.words[_INTERPRETER, registers.ra] = Kind.EXPRESSION | 1 << 3
+        self.words[_INTERPRETER, registers.count] = Kind.VAL_EXPRESSION | 2 << 3
+        self._of_frame = dict[int, int]()
         self._added, self._count = list[I64](), len(self.words)
         self._met: dict[str, tuple[U64, I32]] = {}
         self._addresses = 0
@@ -102,6 +112,15 @@ class Rules:
         self._added.append(rules)
         self._count += len(rules)
         return base
+
+    def of_frame(self, size: int) -> int:
+        """Return the row in `words`, after `join`, of the rule set of a frame of HotSpot's compilers of this size."""
+        if size not in self._of_frame:
+            rules = np.zeros((1, self.registers.count + 2), np.int64)
+            rules[0, self.registers.count] = Kind.REGISTER | self.registers.sp << 3 | size << 11
+            rules[0, [self.registers.ra, self.registers.fp]] = Kind.OFFSET | -8 << 3, Kind.OFFSET | -16 << 3
+            self._of_frame[size] = self.add(rules)
+        return self._of_frame[size]
 
     def add_expressions(self, expressions: list[bytes]) -> int:
         """Append the expressions of a table; return the number of the first."""
@@ -141,14 +160,16 @@ _CALL_IN: Final = {11: range(4, 6), 15: range(8, 10)}
 
 
 class Trampolines:
-    """Find frames in CPython's trampolines (see the module's text), in a recording made on x86-64."""
+    """Find frames in CPython's trampolines and in HotSpot's code (see the module's text), in a recording made on
+    x86-64."""
 
     def __init__(self, recording: Recording, maps: PerfMaps) -> None:
         self.recording, self.maps = recording, maps
 
-    def are_calls(self, spaces: I32, addresses: U64) -> Bool:
-        """Return bool[n]: address i, in address space i (row of `recording.spaces`), is in a trampoline's call."""
-        result = np.zeros(len(addresses), np.bool_)
+    def rules_of(self, spaces: I32, addresses: U64, rules: Rules) -> I32:
+        """Return int32[n]: the rule set of address i in address space i (row of `recording.spaces`), a row of `rules`;
+        NO_CFI if it is in no trampoline's call, and nothing is known of its frame."""
+        result = np.full(len(addresses), NO_CFI, np.int32)
         pids = self.recording.spaces.pid[spaces]
         for pid in distinct(pids[pids > 0]).tolist():
             table, places = self.maps.of(pid), np.flatnonzero(pids == pid)
@@ -159,7 +180,15 @@ class Trampolines:
             sizes, offsets = table.end[row] - table.start[row], addresses[places] - table.start[row]
             for size, call in _CALL_IN.items():
                 hits = np.flatnonzero((sizes == size) & (offsets >= call.start) & (offsets < call.stop))
-                result[places[hits]] = [table.name(number).startswith("py::") for number in row[hits].tolist()]
+                is_call = [table.name(number).startswith("py::") for number in row[hits].tolist()]
+                result[places[hits[is_call]]] = _TRAMPOLINE
+            if frames := self.maps.frames_of(pid):
+                for place, number, offset in zip(places.tolist(), row.tolist(), offsets.tolist(), strict=True):
+                    size, begin = frames.get(int(table.start[number]), (0, 0))
+                    if size and offset >= begin:
+                        result[place] = rules.of_frame(size)
+                    elif table.name(number) == "Interpreter":
+                        result[place] = _INTERPRETER
         return result
 
 
@@ -238,7 +267,7 @@ class CfiLookup:
             places = mapped[in_dso]
             rules_row[places] = self._in_file(dso, offsets[in_dso])
             if self._files[dso] is None and self.trampolines is not None:
-                rules_row[places[self.trampolines.are_calls(spaces[places], addresses[places])]] = _TRAMPOLINE
+                rules_row[places] = self.trampolines.rules_of(spaces[places], addresses[places], self.rules)
         self.rules.join()
         return rules_row
 

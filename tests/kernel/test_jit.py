@@ -5,11 +5,13 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -18,6 +20,7 @@ import pytest
 from builders import program
 from kernel.recorder import run
 
+from perf_offcpu import losses
 from perf_offcpu.collect.system.as_owner import ask_as_owner
 
 pytestmark = pytest.mark.beside
@@ -38,9 +41,9 @@ def pythons() -> dict[str, str]:
     return {version: place for version, place in places.items() if place and ".pyenv/shims" not in place}
 
 
-def folded(cwd: Path, name: str = "perf.data", *, force: bool = False) -> Stacks:
+def folded(cwd: Path, name: str = "perf.data") -> Stacks:
     """ns by stack, root first."""
-    done = program.run("convert", "--folded", "-i", name, "-o", "-", *(["-f"] if force else []), cwd=cwd)
+    done = program.run("convert", "--folded", "-i", name, "-o", "-", cwd=cwd)
     lines = (line.rpartition(" ") for line in done.stdout.splitlines())
     return {tuple(stack.split(";")): int(ns) for stack, _, ns in lines}
 
@@ -89,77 +92,159 @@ def test_java(tmp_path: Path) -> None:
     assert time_below(stacks, *main, r"long Waits\.handleRequest\(int\)", "JVM_Sleep") >= 300_000_000
 
 
+OWN_TMP = """
+set -e
+mkdir $0/tmp
+mount -t tmpfs none $0/tmp
+cp $0/*.class $0/tmp
+chmod 1777 $0/tmp
+mount --bind $0/tmp /tmp
+exec "$@"
+"""
+"""Runs a command with a /tmp of its own, which holds the classes of a directory."""
+
+
 @needs_java
-@pytest.mark.parametrize("user", [0, NOBODY], ids=["root", "nobody"])
-def test_a_jvm_is_asked_for_names(tmp_path: Path, user: int) -> None:
-    """A JVM without a flag for names, of any user, as root records it."""
+@pytest.mark.parametrize(
+    ("user", "inside"),
+    [(NOBODY, False), *(pytest.param(*row, marks=pytest.mark.long) for row in ((0, False), (0, True), (NOBODY, True)))],
+)
+def test_a_jvm_is_asked_for_names_and_frames(tmp_path: Path, user: int, inside: bool) -> None:
+    """A JVM without any flag, of any user, also with a pid and a /tmp of its own: compiled functions have their names
+    up to the root."""
     with contextlib.ExitStack() as stack:
         place = stack.enter_context(tempfile.TemporaryDirectory())  # all directories above tmp_path are root's alone
         subprocess.run(["javac", "-d", place, HERE / "Waits.java"], check=True, timeout=60)
         os.chmod(place, 0o755)
-        words = ["java", "-XX:+PreserveFramePointer", "-cp", place, "Waits", "100000"]
-        java = stack.enter_context(subprocess.Popen(words, user=user, group=user, extra_groups=[]))
-        try:
-            time.sleep(1)
-            said = run("-q", "--off-cpu-thresh", "0", "-p", str(java.pid), "--duration", "2", cwd=tmp_path).stderr
-            assert java.poll() is None and "JVM" not in said
-            stacks = folded(tmp_path, force=True)
-        finally:
-            java.kill()
-            Path(f"/tmp/.java_pid{java.pid}").unlink(missing_ok=True)
-            Path(f"/tmp/perf-{java.pid}.map").unlink(missing_ok=True)
-    assert time_below(stacks, "JavaMain", r"long Waits\.handleRequest\(int\)", "JVM_Sleep") >= 1_500_000_000
-    assert not Path(f"/tmp/.attach_pid{java.pid}").exists()
+        java = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "java", "-cp"]
+        java += ["/tmp" if inside else place, "Waits", "100000"]
+        if inside:
+            namespaces = ["--pid", "--fork", "--kill-child", "--mount", "--mount-proc"]
+            java = ["unshare", *namespaces, "sh", "-c", OWN_TMP, place, *java]
+        process = stack.enter_context(subprocess.Popen(java))
+        stack.callback(process.kill)
+        time.sleep(1.5)
+        (pid,) = {*children(process.pid)} if inside else {process.pid}
+        stack.callback(os.kill, pid, signal.SIGKILL)  # setpriv forgets --kill-child
+        root = stack.enter_context(open_directory(f"/proc/{pid}/root/tmp"))
+        said = run("--off-cpu-thresh", "0", "-p", str(pid), "--duration", "2", cwd=tmp_path).stderr
+        assert process.poll() is None and "JVM" not in said
+        stacks = folded(tmp_path)
+        left = os.listdir(root)
+        assert (".java_pid1" if inside else f".java_pid{pid}") in left
+        Path(f"/tmp/.java_pid{pid}").unlink(missing_ok=True)
+    sleeping = [thread for thread in stacks if thread[0] == "java" and "JVM_Sleep" in thread]
+    names = ["JavaMain", r"long Waits\.handleRequest\(int\)", r"void java\.lang\.Thread\.sleep\(long\)", "JVM_Sleep"]
+    assert time_below(stacks, *names) >= 1_500_000_000
+    assert sleeping and not any("[truncated]" in thread for thread in sleeping)
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@contextlib.contextmanager
+def open_directory(path: str) -> Iterator[int]:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 NO_JVM = """
-import ctypes, mmap, os, signal, sys
-handles, library = sys.argv[1:]
-if handles == "handles":
+import ctypes, mmap, os, signal, socket, sys
+behaviour, directory, *libraries = sys.argv[1:]
+if behaviour != "ignores":
     signal.signal(signal.SIGQUIT, lambda *_: None)
-file = os.open(library, os.O_RDWR | os.O_CREAT)
-os.truncate(file, 4096)
-memory = mmap.mmap(file, 4096, prot=mmap.PROT_READ | mmap.PROT_EXEC)
+memory = None
+for library in libraries:
+    file = os.open(f"{directory}/{library}", os.O_RDWR | os.O_CREAT)
+    os.truncate(file, 4096)
+    memory = memory, mmap.mmap(file, 4096, prot=mmap.PROT_READ | mmap.PROT_EXEC)
+own, map_ = f"/tmp/.java_pid{os.getpid()}", f"/tmp/perf-{os.getpid()}.map"
+listener = socket.socket(socket.AF_UNIX)
+if behaviour == "link":
+    os.symlink(f"{directory}/target", map_)
+if behaviour in ("closed", "mute", "fifo", "sparse", "link", "linked", "answers"):
+    listener.bind(own)
+    if behaviour != "closed":
+        listener.listen()
 print("ready", flush=True)
+while behaviour in ("fifo", "sparse", "linked", "answers"):
+    connection = listener.accept()[0]
+    assert connection.recv(4096) == b"1\\0jcmd\\0Compiler.perfmap\\0\\0\\0"
+    if behaviour == "answers":
+        open(map_, "w").write("1000 20 work\\n1020 20 cut")
+    else:
+        os.unlink(map_)
+    if behaviour == "fifo":
+        os.mkfifo(map_)
+    elif behaviour == "linked":
+        os.symlink("/etc/passwd", map_)
+    elif behaviour == "sparse":
+        os.truncate(os.open(map_, os.O_CREAT | os.O_WRONLY), 10 << 30)
+    connection.sendall(b"0\\n")
+    connection.close()
 while True:
     signal.pause()
 """
+JAVA = ["libjvm.so", "libjli.so"]
+
+
+@contextlib.contextmanager
+def no_jvm(directory: Path, behaviour: str, *libraries: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a process that maps files of these names, and remove what it leaves in /tmp."""
+    words = [sys.executable, "-c", NO_JVM, behaviour, str(directory), *libraries]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout and process.stdout.readline() == b"ready\n"
+            yield process
+        finally:
+            process.kill()
+            for name in (f".java_pid{process.pid}", f"perf-{process.pid}.map"):
+                Path("/tmp", name).unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize(
-    ("handles", "library", "expected"),
+    ("behaviour", "libraries", "expected"),
     [
-        ("ignores", "libjvm.so", "it does not handle SIGQUIT (-Xrs?)"),
-        ("handles", "libjvm.so", "No such file or directory"),
-        ("handles", "other.so", "it is no JVM"),
-        ("handles", "libjvm.so link", "another user's /tmp/perf-PID.map is in the way"),
-        ("handles", "libjvm.so socket", "Connection refused"),
-        ("handles", "libjvm.so mute", ""),
+        ("ignores", JAVA, "!it does not handle SIGQUIT (-Xrs?)"),
+        ("handles", JAVA, "!it did not answer in time"),
+        ("handles", ["libjvm.so"], "!it is part of another program than java, which SIGQUIT might end"),
+        ("handles", ["other.so"], "!it is no JVM"),
+        ("answers", JAVA, "1000 20 work\n"),
+        ("link", JAVA, "!/tmp/perf-PID.map is not its own"),
+        ("linked", JAVA, "!/tmp/perf-PID.map is not its own"),
+        ("fifo", JAVA, "!/tmp/perf-PID.map is not its own"),
+        ("sparse", JAVA, "!/tmp/perf-PID.map is larger than 8388608 bytes"),
+        ("closed", JAVA, "!Connection refused"),
+        pytest.param("mute", JAVA, "!it did not answer in time", marks=pytest.mark.long),
     ],
 )
-def test_what_is_no_jvm_is_left_alone(tmp_path: Path, handles: str, library: str, expected: str) -> None:
-    """A process whose file is called libjvm.so: SIGQUIT does not end it, and it does not hold the recorder up."""
-    library, _, trap = library.partition(" ")
-    words = [sys.executable, "-c", NO_JVM, handles, str(tmp_path / library)]
-    with contextlib.ExitStack() as stack:
-        process = stack.enter_context(subprocess.Popen(words, stdout=subprocess.PIPE))
-        stack.callback(process.kill)
-        assert process.stdout and process.stdout.readline() == b"ready\n"
-        own, map_ = Path(f"/tmp/.java_pid{process.pid}"), Path(f"/tmp/perf-{process.pid}.map")
-        stack.callback(own.unlink, missing_ok=True)
-        stack.callback(map_.unlink, missing_ok=True)
-        if trap == "link":
-            map_.symlink_to(tmp_path / "target")
-        elif trap:
-            listener = stack.enter_context(socket.socket(socket.AF_UNIX))
-            listener.bind(str(own))
-            if trap == "mute":
-                listener.listen()
-        begin = time.monotonic()
+def test_what_is_no_jvm_is_left_alone(tmp_path: Path, behaviour: str, libraries: list[str], expected: str) -> None:
+    """A process whose files are called as Java's: SIGQUIT does not end it, and it does not hold the recorder up."""
+    with no_jvm(tmp_path, behaviour, *libraries) as process:
         answer = ask_as_owner("perf-map", process.pid).decode().replace(str(process.pid), "PID")
-        assert (answer == expected or (trap == "mute" and answer)) and time.monotonic() - begin < 10
-        assert process.poll() is None
-    assert not (tmp_path / "target").exists() and not Path(f"/tmp/.attach_pid{process.pid}").exists()
+        assert answer == expected and process.poll() is None
+        assert not Path(f"/tmp/.attach_pid{process.pid}").exists()
+        assert behaviour != "answers" or not Path(f"/tmp/perf-{process.pid}.map").exists()
+    assert not (tmp_path / "target").exists()
+
+
+def test_a_socket_of_another_process_is_not_asked(tmp_path: Path) -> None:
+    with no_jvm(tmp_path, "handles", *JAVA) as process, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"/tmp/.java_pid{process.pid}")
+        listener.listen()
+        assert ask_as_owner("perf-map", process.pid) == b"!another process listens on its socket"
+
+
+def test_a_jvm_without_names_is_told_and_counted_and_others_are_not_asked(tmp_path: Path) -> None:
+    with no_jvm(tmp_path, "closed", *JAVA) as process, no_jvm(tmp_path, "closed", *JAVA) as other:
+        done = run("-p", str(process.pid), "--duration", "200ms", cwd=tmp_path)
+    assert f"JVM {process.pid} gives no names of compiled code: Connection refused" in done.stderr
+    assert str(other.pid) not in done.stderr
+    assert done.recording.losses[losses.JVM_UNASKED] == 1
 
 
 needs_trampolines = pytest.mark.skipif(

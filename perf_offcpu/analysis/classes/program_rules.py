@@ -129,12 +129,11 @@ PROGRAM_RULES = (
     _for_work(
         "JVM",
         "the next task of a ForkJoinPool, also of the one that runs virtual threads",
-        frames=r".*\b(Unsafe|LockSupport)\W+park\w*\b.*",
+        r".*\b(Unsafe|LockSupport)\W+park\w*\b.*",
         callers=r".*\bForkJoinPool\W+(runWorker|awaitWork)\b.* .*\bDelayScheduler\W+loop\b.*",
         waits="lock",
-        for_work=True,
     ),
-    ProgramRule(
+    _for_work(
         "JVM",
         "a condition of java.util.concurrent: a queue of work, a pool, a future",
         r".*AbstractQueuedSynchronizer\$ConditionObject.*",

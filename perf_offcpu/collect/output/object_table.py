@@ -174,7 +174,7 @@ _CODECS: Final = {1: "latin-1", 2: "utf-16", 4: "utf-32"}
 
 
 class CodeTable:
-    """Move descriptions of Python functions from the BPF program into files."""
+    """Move descriptions of Python functions from the BPF program into files, and answers of JVMs."""
 
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
@@ -188,6 +188,12 @@ class CodeTable:
         records = [account_sample(event, payload, now_ns()) for payload in code_payloads(rows)]
         for file in files:
             file.append(*records)
+
+    def write_jit_maps(self, file: OutputFile, drain: Callable[[], object]) -> None:
+        """Write what JVMs have answered into a file; `drain` empties the rings between writes."""
+        for payload in self._collector.jvms.payloads():
+            file.append(account_sample(self._collector.counters_event, payload, now_ns()))
+            drain()
 
 
 def code_payloads(rows: NDArray[np.void]) -> list[bytes]:

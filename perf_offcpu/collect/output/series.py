@@ -180,6 +180,7 @@ class FileSeries:
         present, past.present = past.present, None
         self._objects.finish(self._open(), self.drain)
         self._codes.follow(self._open())
+        self._codes.write_jit_maps(past.file, self.drain)
         self._totals.write(past.file, present)
         past.file.finish(self._collector.span)
         self.summary.file_bytes += past.file.size
@@ -203,6 +204,7 @@ class FileSeries:
         self.while_draining(self._collector.jvms.ask_all)
         self._objects.finish([self.current], self.drain)
         self._codes.follow([self.current])
+        self._codes.write_jit_maps(self.current, self.drain)
         self._totals_begun = True
         self._totals.write(self.current, last)
         self.summary.still_blocked = len(last.waiting())

@@ -9,7 +9,7 @@ from typing import Final
 
 _CHILD: Final = os.path.join(os.path.dirname(__file__), "owner_child.py")
 _END_S: Final = 0.5
-_MOST_OUTPUT: Final = 1 << 20
+_MOST_OUTPUT: Final = 1 << 24
 
 
 def ask_as_owner(task: str, pid: int, *words: str, patience_s: float = 3) -> bytes:

@@ -2,7 +2,7 @@
 """Ask a process of another user with no more rights than that user has. A program of its own:
 
     python owner_child.py functions PID DIRECTORY    print the Python functions of its threads
-    python owner_child.py perf-map PID               let a JVM write the names of its compiled code
+    python owner_child.py perf-map PID               print the names and frames of the code that a JVM has compiled
 
 perf_offcpu/collect/system/as_owner.py starts it with the bare interpreter, so it imports nothing of this project.
 DIRECTORY holds pystack, which follows pointers in the memory of the process and reads the files that its maps name: a
@@ -12,28 +12,45 @@ this one.
 
 `functions` prints a line for each thread: a JSON list of its tid and its functions, root first. Each function is [name,
 file, line, call], where `call` is the number of the call of the interpreter's C function that runs it, counted from the
-root. `perf-map` prints what prevented it, or nothing.
+root. `perf-map` prints the lines of a perf map and those on frames of `abi.counters.JIT_MAP`; or `!` and what prevented
+it.
 
 A JVM that gets SIGQUIT and finds a file .attach_pidPID listens at a socket .java_pidPID, both in its /tmp, and takes
 jcmd's commands there (HotSpot's attachListener_posix.cpp). Compiler.perfmap, since JDK 17, writes /tmp/perf-PID.map.
-SIGQUIT would end a program that does not handle it, so only a process that has mapped libjvm.so and handles it gets it.
+SIGQUIT would end a program that does not handle it, or one that means something else by it (postgres with PL/Java), so
+only a process that the launcher `java` began (it has mapped libjvm.so and libjli.so) and that handles it gets it.
 """
 
+import contextlib
 import ctypes
+import errno
 import itertools
 import json
 import os
+import re
 import resource
+import select
 import signal
 import socket
 import stat
+import struct
 import sys
 import time
+from collections.abc import Callable, Iterator
 
-_SECONDS, _MEMORY, _OUTPUT, _FILES = 2, 1 << 30, 1 << 20, 64
+_SECONDS, _MEMORY, _OUTPUT, _FILES = 2, 1 << 30, {"functions": 1 << 20, "perf-map": 1 << 24}, 64
 _MOST_FRAMES, _MOST_MAPS = 1000, 1 << 24
 _PR_SET_NO_NEW_PRIVS = 38
-_ATTACH_S, _ANSWER_S, _NAP_S = 1.0, 2.0, 0.02
+_JVM_S, _NAP_S = 2.0, 0.02
+_MOST_TEXT = 8 << 20  # of a map; a method takes some 80 bytes
+_ENTRY_BYTES = 96
+_ENTRY = re.compile(
+    rb"(?s)\x55\x48(?:\x83\xec(?P<byte>.)|\x81\xec(?P<word>.{4}))"  # push %rbp; sub n, %rsp
+    rb"|\x48\x81\xec(?P<whole>.{4})\x48\x89(?:\x2c\x24|\x6c\x24.|\xac\x24.{4})"  # sub n, %rsp; mov %rbp, n-8(%rsp)
+)
+"""Begin of a function without frame pointer on x86-64 (MacroAssembler::verified_entry, C1's build_frame)."""
+_METHOD = re.compile(rb"[^ ]\(")
+"""Methods check the class of the receiver before they begin; stubs (`_rethrow_Java`, `StubRoutines (1)`) do not."""
 _COMMAND = b"1\0jcmd\0Compiler.perfmap\0\0\0"  # version of the protocol, operation, three arguments
 
 
@@ -45,7 +62,7 @@ def _main(task: str, pid: int, *words: str) -> None:
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_CPU, _SECONDS),
         (resource.RLIMIT_AS, _MEMORY),
-        (resource.RLIMIT_FSIZE, _OUTPUT),
+        (resource.RLIMIT_FSIZE, _OUTPUT[task]),
         (resource.RLIMIT_NOFILE, _FILES),
     ):
         hard = resource.getrlimit(limited)[1]
@@ -53,15 +70,15 @@ def _main(task: str, pid: int, *words: str) -> None:
         resource.setrlimit(limited, (limit, limit))
     if ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         sys.exit("rights cannot be given up")
-    if os.geteuid() == 0:
-        _become_owner(pid, must_be_alike=task == "functions")
     if task == "functions":
+        _become_owner(pid, must_be_alike=True)
         _print_functions(pid)
     else:
         try:
-            print(_ask_jvm(pid), end="")
+            output = _code_of_jvm(pid)
         except OSError as problem:
-            print(problem.strerror, end="")
+            output = f"!{problem.strerror or 'it did not answer in time'}".encode()
+        os.write(1, output)
 
 
 def _print_functions(pid: int) -> None:
@@ -76,48 +93,56 @@ def _print_functions(pid: int) -> None:
         os.write(1, json.dumps([thread.tid, functions]).encode() + b"\n")
 
 
-def _ask_jvm(pid: int) -> str:
-    """Let a JVM write its perf map; return what prevented it, "" if it did. The process may be hostile: its /tmp is
-    entered without links, and its answer is bounded in size and time."""
+def _code_of_jvm(pid: int) -> bytes:
+    """Return the perf map of a JVM, and lines on frames. The process may be hostile: its /tmp is entered without links,
+    files there are its own, and its answer is bounded in size and time. OSError: it was not asked, or gave none."""
+    until_s = time.monotonic() + _JVM_S
     process = os.pidfd_open(pid)  # from here on the pid cannot become another process's unnoticed
     status = _status(pid)
     with open(f"/proc/{pid}/maps", "rb") as file:
-        is_jvm = b"/libjvm.so\n" in file.read(_MOST_MAPS)
-    if not is_jvm or not int(status["SigCgt"], 16) >> signal.SIGQUIT - 1 & 1:
-        return "it does not handle SIGQUIT (-Xrs?)" if is_jvm else "it is no JVM"
-    with open(f"/proc/{pid}/cmdline", "rb") as file:
-        if b"+DisableAttachMechanism" in file.read(_MOST_MAPS):
-            return "-XX:+DisableAttachMechanism"
+        libraries = set(re.findall(rb"/(lib(?:jvm|jli)\.so)(?: \(deleted\))?\n", file.read(_MOST_MAPS)))
+    if b"libjvm.so" not in libraries:
+        raise PermissionError(errno.EPERM, "it is no JVM")
     inner = status.get("NStgid", str(pid)).split()[-1]
-    # direct: the magic link of the kernel's, and no other
-    tmp = os.open(f"/proc/{pid}/root/tmp", os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
-    if not _is_own_or_missing(f"perf-{inner}.map", tmp, stat.S_ISREG):
-        return f"another user's /tmp/perf-{inner}.map is in the way"
+    # direct: magic links and memory of the kernel's
+    tmp, memory = os.open(f"/proc/{pid}/root/tmp", os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW), -1
+    with contextlib.suppress(OSError):  # by yama's leave (kernel.yama.ptrace_scope)
+        memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY)
+    _become_owner(pid, must_be_alike=False)
+    if _has_ended(process):
+        raise PermissionError(errno.EPERM, "it has ended")
     name = f".java_pid{inner}"
     if _is_missing(name, tmp):
-        _trigger(process, f".attach_pid{inner}", name, tmp)
-    if not _is_own_or_missing(name, tmp, stat.S_ISSOCK):
-        return "its socket is another user's"
-    deadline = time.monotonic() + _ANSWER_S
-    with socket.socket(socket.AF_UNIX) as jvm:
-        jvm.settimeout(_ANSWER_S)
-        jvm.connect(f"/proc/self/fd/{tmp}/{name}")
-        jvm.sendall(_COMMAND)
-        answer = b""
-        while len(answer) < 4096 and time.monotonic() < deadline and (part := jvm.recv(4096)):
-            answer += part
-    return "" if answer.startswith(b"0\n") else "it has no command Compiler.perfmap (JDK 17)"
+        if not int(status["SigCgt"], 16) >> signal.SIGQUIT - 1 & 1:
+            raise PermissionError(errno.EPERM, "it does not handle SIGQUIT (-Xrs?)")
+        if b"libjli.so" not in libraries:
+            raise PermissionError(errno.EPERM, "it is part of another program than java, which SIGQUIT might end")
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            if b"+DisableAttachMechanism" in file.read(_MOST_MAPS):
+                raise PermissionError(errno.EPERM, "-XX:+DisableAttachMechanism")
+        _trigger(process, f".attach_pid{inner}", name, tmp, until_s)
+    socket_ = _own(name, tmp, stat.S_ISSOCK)
+    with _own_map(f"perf-{inner}.map", tmp) as open_map:
+        answer = _answer(socket_, pid, until_s)
+        if not answer.startswith(b"0\n"):
+            raise PermissionError(errno.EPERM, "it has no command Compiler.perfmap (JDK 17), or was too slow")
+        text = open_map()
+    return text + b"".join(_frames(memory, text) if os.uname().machine == "x86_64" else ())
 
 
-def _trigger(process: int, attach: str, name: str, tmp: int) -> None:
+def _has_ended(process: int, time_s: float = 0) -> bool:
+    return bool(select.select([process], [], [], time_s)[0])
+
+
+def _trigger(process: int, attach: str, name: str, tmp: int, until_s: float) -> None:
     """Let a JVM open its socket, if it does so in time."""
     # direct: a new file in the process's /tmp, as its owner
     os.close(os.open(attach, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY, 0o600, dir_fd=tmp))
     try:
         signal.pidfd_send_signal(process, signal.SIGQUIT)
-        deadline = time.monotonic() + _ATTACH_S
-        while _is_missing(name, tmp) and time.monotonic() < deadline:
-            time.sleep(_NAP_S)
+        while _is_missing(name, tmp):
+            if time.monotonic() > until_s or _has_ended(process, _NAP_S):
+                raise TimeoutError(errno.ETIMEDOUT, "it did not answer in time")
     finally:
         os.unlink(attach, dir_fd=tmp)  # direct: made above
 
@@ -130,18 +155,72 @@ def _is_missing(name: str, tmp: int) -> bool:
     return False
 
 
-def _is_own_or_missing(name: str, tmp: int, is_kind: object) -> bool:
-    """Return whether a name is free, or that of a file of this kind and user, without a second name."""
+def _own(name: str, tmp: int, is_kind: Callable[[int], bool]) -> int:
+    """Return a descriptor (O_PATH) of a file of this kind and user, without a second name; OSError for others."""
+    handle = os.open(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=tmp)  # direct: neither acts nor blocks
+    status = os.fstat(handle)
+    if not is_kind(status.st_mode) or status.st_uid != os.geteuid() or status.st_nlink != 1:
+        raise OSError(errno.EPERM, f"/tmp/{name} is not its own")
+    return handle
+
+
+@contextlib.contextmanager
+def _own_map(name: str, tmp: int) -> Iterator[Callable[[], bytes]]:
+    """Make the file of a map before the JVM writes it, so that no other user's link is in its place, and remove it
+    afterwards; a file of the JVM's that exists already stays. Yield a function that returns its whole lines."""
+    is_new = _is_missing(name, tmp)
+    if is_new:
+        # direct: as above
+        os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY, 0o600, dir_fd=tmp))
+    os.close(_own(name, tmp, stat.S_ISREG))
+
+    def read() -> bytes:
+        # direct: of a descriptor that was checked
+        with open(f"/proc/self/fd/{_own(name, tmp, stat.S_ISREG)}", "rb") as file:
+            text = file.read(_MOST_TEXT + 1)
+        if len(text) > _MOST_TEXT:
+            raise OSError(errno.EFBIG, f"/tmp/{name} is larger than {_MOST_TEXT} bytes")
+        return text[: text.rfind(b"\n") + 1]
+
     try:
-        found = os.lstat(name, dir_fd=tmp)  # direct: asks, and opens nothing
-    except FileNotFoundError:
-        return True
-    return bool(is_kind(found.st_mode)) and found.st_uid == os.geteuid() and found.st_nlink == 1  # type: ignore[operator]
+        yield read
+    finally:
+        if is_new:
+            os.unlink(name, dir_fd=tmp)  # direct: made above
+
+
+def _answer(socket_: int, pid: int, until_s: float) -> bytes:
+    """Send Compiler.perfmap to the socket of process `pid`; return the begin of the answer."""
+    with socket.socket(socket.AF_UNIX) as jvm:
+        jvm.settimeout(max(_NAP_S, until_s - time.monotonic()))
+        jvm.connect(f"/proc/self/fd/{socket_}")
+        if struct.unpack("3i", jvm.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0] != pid:
+            raise OSError(errno.EPERM, "another process listens on its socket")
+        jvm.sendall(_COMMAND)
+        answer = b""
+        while len(answer) < 4096 and time.monotonic() < until_s and (part := jvm.recv(4096)):
+            answer += part
+    return answer
+
+
+def _frames(memory: int, text: bytes) -> Iterator[bytes]:
+    """Yield a line for each function of a map whose first instructions tell the size of its frame."""
+    for line in text.split(b"\n")[:-1]:
+        try:
+            start, size, name = line.split(b" ", 2)
+            code = os.pread(memory, min(int(size, 16), _ENTRY_BYTES), int(start, 16))
+        except (OSError, ValueError, OverflowError):
+            continue
+        if entry := _ENTRY.search(code) if _METHOD.search(name) else _ENTRY.match(code):
+            moved = int.from_bytes(entry["byte"] or entry["word"] or entry["whole"], "little")
+            yield b":frame %x %x %x\n" % (int(start, 16), moved + (8 if entry["whole"] else 16), entry.end())
 
 
 def _become_owner(pid: int, *, must_be_alike: bool) -> None:
     """Become the user and groups of process `pid`; exit if it runs setuid or setgid, or, with `must_be_alike`, if it is
-    root's and restricted."""
+    root's and restricted. Do nothing without root's rights."""
+    if os.geteuid() != 0:
+        return
     status, own = _status(pid), _status(os.getpid())
     users, groups = {int(number) for number in status["Uid"].split()}, [int(number) for number in status["Gid"].split()]
     if len(users) != 1 or len(set(groups)) != 1:

@@ -20,7 +20,8 @@ LAYOUTS = {
     layout.name: layout
     for layout in (
         offcpu.PAYLOAD, offcpu.EXTENSION, offcpu.TCP, counters.COUNTERS, counters.COUNTER, counters.BUDGETS,
-        counters.BUDGET, counters.PYTHON, counters.CODES, counters.CODE, wait_objects.OBJECTS, wait_objects.OBJECT,
+        counters.BUDGET, counters.PYTHON, counters.CODES, counters.CODE, counters.JIT_MAP,
+        wait_objects.OBJECTS, wait_objects.OBJECT,
     )
 }  # fmt: skip
 _KINDS = (offcpu.Kind, offcpu.WaitFlag, offcpu.Lost, offcpu.ObjectLost, wait_objects.ObjectKind, wait_objects.LockRole)
