@@ -170,7 +170,7 @@ def _own_map(name: str, tmp: int) -> Iterator[Callable[[], bytes]]:
     afterwards; a file of the JVM's that exists already stays. Yield a function that returns its whole lines."""
     is_new = _is_missing(name, tmp)
     if is_new:
-        # direct: as above
+        # direct: a new file in the process's /tmp, as its owner
         os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY, 0o600, dir_fd=tmp))
     os.close(_own(name, tmp, stat.S_ISREG))
 

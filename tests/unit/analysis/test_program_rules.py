@@ -55,7 +55,7 @@ def judged(profile: Profile) -> tuple[str, bool]:
      "lock", True),
     (("void java.util.concurrent.ForkJoinPool.runWorker(X)", "void jdk.internal.misc.Unsafe.park(int)", *COND),
      "lock", True),
-    (("void java.util.concurrent.ForkJoinPool.runWorker(X)", "void App.task()",
+    (("void java.util.concurrent.ForkJoinPool.runWorker(X)", "void java.util.concurrent.locks.ReentrantLock.lock()",
       "void jdk.internal.misc.Unsafe.park(boolean, long)", *COND), "lock", False),
     (("_PyEval_EvalFrameDefault", "PyEval_RestoreThread", "take_gil", *COND), "lock", False),
     (("lock_acquire", "PyThread_acquire_lock_timed", "sem_clockwait", *FUTEX), "lock", False),
