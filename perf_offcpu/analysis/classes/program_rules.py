@@ -198,6 +198,53 @@ PROGRAM_RULES = (
         waits="lock",
     ),
     _for_work("CPython", "the next item of a queue", r"(Queue\.)?get\s\(queue\.py\)", waits="lock"),
+    _counted("CPython", "room in a queue that is full", r"(Queue\.)?put\s\(queue\.py\)", waits="lock"),
+    _for_work(
+        "CPython",
+        "the next item of a queue of multiprocessing",
+        r"((Joinable|Simple)?Queue\.)?get\s\(queues\.py\)",
+        waits="lock pipe poll",
+    ),
+    _counted(
+        "CPython",
+        "a result of concurrent.futures or multiprocessing",
+        r"""
+            (Future\.)?(result|exception)\s\(_base\.py\) (wait|as_completed)\s\(_base\.py\)
+            ((Apply|Map)Result\.(get|wait)|IMapIterator\.next)\s\(pool\.py\)
+        """,
+        waits="lock",
+    ),
+    _counted(
+        "CPython",
+        "a thread to end: Thread.join()",
+        r"(Thread\.)?(join|_wait_for_tstate_lock)\s\(threading\.py\)",
+        waits="lock",
+        wait_class="child",
+    ),
+    _counted(
+        "CPython",
+        "a Semaphore or Barrier of threading",
+        r"(Semaphore\.acquire|Barrier\.\w+)\s\(threading\.py\)",
+        waits="lock",
+    ),
+    _for_work(
+        "CPython",
+        "a condition or an event of threading",
+        r"((Condition|Event)\.)?wait\s\(threading\.py\)",
+        waits="lock",
+    ),
+    _for_work(
+        "gunicorn",
+        "the next request, or a worker's signal",
+        r"Arbiter\.sleep\s\(arbiter\.py\) SyncWorker\.(wait|accept)\s\(sync\.py\) ThreadWorker\.run\s\(gthread\.py\)",
+        waits="poll network",
+    ),
+    _for_work(
+        "CPython",
+        "the next connection: socketserver, http.server, Django's runserver",
+        r"(BaseServer\.)?serve_forever\s\(socketserver\.py\)",
+        waits="poll",
+    ),
     _counted(
         "CPython",
         "a lock, condition or queue of threading: native frames do not tell them apart, so it is not idle",
