@@ -48,6 +48,7 @@ def arguments_of(config: AgentConfig, period_ns: int, output: str) -> list[str]:
     own = [
         *("--off-cpu-period", f"{period_ns}ns"),
         *("--max-rate", str(rate)),
+        "--no-jvm-names",  # some MB for each JVM, in each segment
         f"--switch-output={_LONGEST_FILES * config.segment_s + _LONGEST_FILE_S}s",
         *("-o", output),
     ]

@@ -24,6 +24,7 @@ _MOST_JVMS: Final = 256
 _AT_ONCE: Final = 16
 _MOST_S: Final = 3.0  # time of _AT_ONCE together; one takes some 0.1 s
 _MOST_ALL_S: Final = 10.0
+_MOST_KEPT: Final = 64 << 20  # bytes of all maps
 _LONGEST_TEXT: Final = 200
 _MOST_LINES: Final = 48 << 10  # bytes of lines in a record
 
@@ -92,6 +93,9 @@ class Jvms(MappingFollower):
         if plan is not None:  # else it has ended
             pause_s = min(_LONGER * plan[1], _LONGEST_S)
             self._due[pid] = time.monotonic() + pause_s, pause_s
+        others = sum(len(text) for known, text in self._maps.items() if known != pid)
+        if len(answer) + others > _MOST_KEPT:
+            answer = b"!the maps of others take all room"
         if answer and not answer.startswith(b"!"):
             self._maps[pid] = answer
         elif plan is not None and pid not in self._maps and pid not in self._refused:
