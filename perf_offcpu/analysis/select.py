@@ -4,14 +4,15 @@ event or cgroup that the recording does not have is a UsageError."""
 
 import fnmatch
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perf_offcpu import losses
 from perf_offcpu.abi.offcpu import EVENT_NAME
-from perf_offcpu.analysis.classes.classify import Waits, classify, of_idle_threads
+from perf_offcpu.analysis.classes.classify import classify, of_idle_threads
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.containers import container_of, is_container
 from perf_offcpu.analysis.group import group
@@ -36,8 +37,6 @@ _MODIFIERS = re.compile(r":[ukhGHpPSDIWebR]+$")
 class Selection:
     """Criteria for samples: a sample must match each given criterion, by any of its values."""
 
-    events: tuple[str, ...] = ()
-    """Names with or without modifiers (`cycles` is also `cycles:u`); the default is that of `event_rows`."""
     comms: tuple[str, ...] = ()
     pids: tuple[int, ...] = ()
     tids: tuple[int, ...] = ()
@@ -58,11 +57,6 @@ class Selection:
         return bool(self.states or self.classes or self.min_ns or self.objects or self.locks)
 
 
-def select(profile: Profile, selection: Selection) -> Profile:
-    """Return the profile with only the chosen samples, of the chosen events."""
-    return select_events(select_samples(profile, selection), selection.events)
-
-
 def select_samples(profile: Profile, selection: Selection) -> Profile:
     """Return the profile with the chosen samples of all events. `losses` counts samples for which it is not known
     whether they match, and idle threads left out."""
@@ -77,52 +71,42 @@ def selected_rows(profile: Profile, selection: Selection) -> Bool:
     """Return bool[samples]: True for the samples that `select_samples` chooses."""
     rows = _of_threads(profile, selection)
     if selection.windows:
-        meta = profile.meta
-        rows &= in_windows(selection.windows, profile.samples.time_ns, meta.first_ns, meta.last_ns)
-    if selection.idle == "show" and not selection.is_of_waits:
-        return rows
-    part = profile.select(np.flatnonzero(rows))
-    waits = classify(part) if selection.classes or selection.idle != "show" else None
-    chosen = _of_waits(part, selection, waits)
-    if selection.idle != "show" and waits is not None:
-        chosen &= of_idle_threads(part, waits.for_work) == (selection.idle == "only")
-    rows[rows] = chosen
+        rows &= _in_time(profile, selection.windows)
+    if selection.idle != "show" or selection.is_of_waits:
+        rows[rows] = _of_waits(profile.select(rows), selection)[0]
     return rows
 
 
 def _budgets(whole: Profile, selected: Profile, selection: Selection) -> Budget:
     """Return the budgets of threads with selected samples, and of chosen threads without any samples."""
     budget, comms = whole.budget, whole.comms
-    pairs = _pairs(budget.pid, budget.tid)
-    rows = ~is_among(pairs, distinct(_pairs(whole.samples.pid, whole.samples.tid)))
+    pairs = thread_ids(budget.pid, budget.tid)
+    rows = ~is_among(pairs, distinct(thread_ids(whole.samples.pid, whole.samples.tid)))
     rows &= selection.idle != "only"
     for column, numbers in ((budget.pid, selection.pids), (budget.tid, selection.tids)):
         if numbers:
-            rows &= np.isin(column, np.array([number for number in numbers if number < _IDS], np.int64))
+            rows &= _is_any(column, numbers)
     if selection.comms:
         last = rows_at(comms.tid, comms.begin_ns, budget.tid, budget.end_ns)
-        names = [row for row in map(whole.strings.find, selection.comms) if row >= 0]
-        rows &= np.isin(np.append(comms.comm, 0)[last], np.array(names, np.uint32))
-    rows |= is_among(pairs, distinct(_pairs(selected.samples.pid, selected.samples.tid)))
+        rows &= _is_any(np.append(comms.comm, 0)[last], map(whole.strings.find, selection.comms))
+    rows |= is_among(pairs, distinct(thread_ids(selected.samples.pid, selected.samples.tid)))
     return budget.take(rows)
 
 
-def _pairs(pid: I32, tid: I32) -> I64:
+def thread_ids(pid: I64 | I32, tid: I64 | I32) -> I64:
+    """Return int64[n]: one number for each (pid, tid), equal for equal pairs."""
     return (pid.astype(np.int64) << 32) + tid
 
 
 def _select_waits(profile: Profile, selection: Selection) -> Profile:
     if selection.windows:
-        profile = _in_time(profile, selection.windows)
+        untimed = int((profile.samples.time_ns < 0).sum())
+        profile = _with_note(profile.select(_in_time(profile, selection.windows)), losses.UNTIMED, untimed)
     if selection.idle == "show" and not selection.is_of_waits:
         return profile
-    waits = classify(profile) if selection.classes or selection.idle != "show" else None
-    rows = _of_waits(profile, selection, waits)
-    if selection.idle != "show" and waits is not None:
-        idle = of_idle_threads(profile, waits.for_work)
-        rows &= idle == (selection.idle == "only")
-        if selection.idle == "hide":
-            profile = _with_idle_noted(profile, idle)
+    rows, idle = _of_waits(profile, selection)
+    if selection.idle == "hide":
+        profile = _with_idle_noted(profile, idle)
     kept = profile.select(rows)
     return _with_note(kept, losses.KEPT_SUMS, _undecided_sums(kept, selection.min_ns))
 
@@ -132,21 +116,20 @@ def _of_threads(profile: Profile, selection: Selection) -> Bool:
     samples = profile.samples
     rows = np.ones(len(samples), np.bool_)
     if selection.comms:
-        comms = [row for row in map(profile.strings.find, selection.comms) if row >= 0]
-        rows &= np.isin(samples.comm, np.array(comms, np.uint32))
-    for column, numbers in (
-        (samples.pid, selection.pids),
-        (samples.tid, selection.tids),
-        (samples.cpu, selection.cpus),
-    ):
+        rows &= _is_any(samples.comm, map(profile.strings.find, selection.comms))
+    by_column = (samples.pid, selection.pids), (samples.tid, selection.tids), (samples.cpu, selection.cpus)
+    for column, numbers in by_column:
         if numbers:
-            possible = [number for number in numbers if number < _IDS]
-            rows &= np.isin(column, np.array(possible, np.int64))
+            rows &= _is_any(column, numbers)
     if selection.cgroups:
         rows &= np.isin(samples.cgroup, np.array(_cgroup_ids(profile, selection.cgroups), np.uint64))
     if selection.containers:
         rows &= np.isin(samples.cgroup, np.array(_container_ids(profile, selection.containers), np.uint64))
     return rows
+
+
+def _is_any(column: NDArray[np.integer], numbers: Iterable[int]) -> Bool:
+    return np.isin(column, np.array([number for number in numbers if 0 <= number < _IDS], np.int64))
 
 
 def _container_ids(profile: Profile, names: Sequence[str]) -> list[int]:
@@ -183,10 +166,8 @@ def _source(profile: Profile) -> str:
     return profile.meta.source or "the recording"
 
 
-def _in_time(profile: Profile, windows: tuple[Window, ...]) -> Profile:
-    times, meta = profile.samples.time_ns, profile.meta
-    inside = in_windows(windows, times, meta.first_ns, meta.last_ns)
-    return _with_note(profile.select(inside), losses.UNTIMED, int((times < 0).sum()))
+def _in_time(profile: Profile, windows: tuple[Window, ...]) -> Bool:
+    return in_windows(windows, profile.samples.time_ns, profile.meta.first_ns, profile.meta.last_ns)
 
 
 def _with_note(profile: Profile, cause: LossCause, count: int) -> Profile:
@@ -200,12 +181,14 @@ def _with_idle_noted(profile: Profile, idle: Bool) -> Profile:
     return _with_note(profile, losses.IDLE_MS, round(int(waits.period.sum()) / 1e6))
 
 
-def _of_waits(profile: Profile, selection: Selection, waits: Waits | None) -> Bool:
-    """Return bool[samples]: True for waits that match the criteria on waits, and for all samples that are no waits."""
+def _of_waits(profile: Profile, selection: Selection) -> tuple[Bool, Bool]:
+    """Return bool[samples] twice: True for waits that match the criteria on waits, and for samples that are no waits,
+    both as `idle` says; True for samples of idle threads, not told apart if all are shown."""
     samples = profile.samples
-    rows = np.ones(len(samples), np.bool_)
+    rows, idle = np.ones(len(samples), np.bool_), np.zeros(len(samples), np.bool_)
     if selection.states:
         rows &= np.array([state.letter in selection.states for state in STATES])[state_codes(samples)]
+    waits = classify(profile) if selection.classes or selection.idle != "show" else None
     if selection.classes and waits is not None:
         rows &= np.isin(waits.wait_class, np.array(selection.classes, np.uint8))
     if selection.objects or selection.locks:
@@ -214,7 +197,11 @@ def _of_waits(profile: Profile, selection: Selection, waits: Waits | None) -> Bo
         has_longest = samples.has(SUM_FLAGS) & (samples.longest_ns >= 0)
         longest = np.where(has_longest, samples.longest_ns, samples.length_ns())
         rows &= longest >= selection.min_ns
-    return rows | ~profile.is_offcpu()
+    rows |= ~profile.is_offcpu()
+    if selection.idle != "show" and waits is not None:
+        idle = of_idle_threads(profile, waits.for_work)
+        rows &= idle == (selection.idle == "only")
+    return rows, idle
 
 
 def _of_objects(profile: Profile, selection: Selection) -> Bool:
@@ -241,7 +228,8 @@ def _undecided_sums(profile: Profile, min_ns: int) -> int:
 
 
 def select_events(profile: Profile, names: Sequence[str] = ()) -> Profile:
-    """Return the profile with the samples of the named events; of the default ones if none is named."""
+    """Return the profile with the samples of the named events, with or without modifiers (`cycles` is also
+    `cycles:u`); of the default ones, as of `event_rows`, if none is named."""
     return profile.select(np.isin(profile.samples.evsel, event_rows(profile, names)))
 
 

@@ -4,6 +4,8 @@
 on-CPU samples, which are moments. Times that converters write count from the first begin of a wait or moment
 (`Timeline.origin_ns`), so that nanoseconds stay exact in doubles."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from perf_offcpu.analysis.group import group, stable_order
@@ -71,15 +73,8 @@ def timeline_of(profile: Profile) -> Timeline:
 def with_origin(timeline: Timeline, origin_ns: int) -> Timeline:
     """Return the timeline with times since `origin_ns` (recording's clock), which is not after its present origin."""
     later = np.where(timeline.placed, timeline.origin_ns - origin_ns, 0)
-    return Timeline(
-        timeline.tracks,
-        timeline.track,
-        timeline.waits,
-        timeline.moments,
-        timeline.begin_ns + later,
-        timeline.end_ns + later,
-        origin_ns,
-    )
+    begin_ns, end_ns = timeline.begin_ns + later, timeline.end_ns + later
+    return replace(timeline, begin_ns=begin_ns, end_ns=end_ns, origin_ns=origin_ns)
 
 
 def comm_of(profile: Profile, tid: int) -> str:

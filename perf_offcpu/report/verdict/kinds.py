@@ -15,7 +15,8 @@ import numpy as np
 from perf_offcpu.analysis.classes.classify import Waits, of_idle_threads
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group, sum_by
-from perf_offcpu.model.columns import I32, I64, Bool, is_one_of
+from perf_offcpu.analysis.select import thread_ids
+from perf_offcpu.model.columns import I64, Bool, is_one_of
 from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Meta, SampleFlag
@@ -60,11 +61,6 @@ def is_of_machine(meta: Meta) -> bool:
     """Return True for a recording of the whole machine, by its command line."""
     words = meta.cmdline[: meta.cmdline.index("--")] if "--" in meta.cmdline else meta.cmdline
     return any(word == "--all-cpus" or re.fullmatch(r"-[a-zA-Z]*a", word) for word in words)
-
-
-def thread_ids(pid: I64 | I32, tid: I64 | I32) -> I64:
-    """Return int64[n]: one number for each (pid, tid), equal for equal pairs."""
-    return (pid.astype(np.int64) << 32) + tid
 
 
 def _by_descendants(subject: Profile) -> Bool:

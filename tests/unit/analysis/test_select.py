@@ -11,7 +11,7 @@ from builders.profile import ProfileBuilder, kernel
 from perf_offcpu import losses
 from perf_offcpu.analysis.absent import absent_values
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
-from perf_offcpu.analysis.select import Selection, select, select_samples, selected_rows
+from perf_offcpu.analysis.select import Selection, select_events, select_samples, selected_rows
 from perf_offcpu.analysis.time_windows import parse_windows
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.profile import Profile
@@ -31,8 +31,8 @@ def mixed() -> Profile:
     return builder.sample("a b", ["f"], 16, event="sched:sched_switch", pid=20, tid=21).build()
 
 
-def weight(profile: Profile, **chosen: tuple[str, ...] | tuple[int, ...]) -> int:
-    return int(select(profile, Selection(**chosen)).samples.period.sum())  # type: ignore[arg-type]
+def weight(profile: Profile, events: Any = (), **chosen: Any) -> int:
+    return int(select_events(select_samples(profile, Selection(**chosen)), events).samples.period.sum())
 
 
 @pytest.mark.parametrize(("events", "samples"), [
@@ -47,7 +47,7 @@ def test_events(events: tuple[str, ...], samples: int) -> None:
 def test_an_unknown_event_is_reported_with_the_known_ones(name: str) -> None:
     known = "cycles:u, offcpu-time, cpu-clock, sched:sched_switch"
     with pytest.raises(UsageError, match=rf"no event '{name}' in x.data \(its events: {known}\)"):
-        select(mixed(), Selection(events=("cpu-clock", name)))
+        select_events(mixed(), ("cpu-clock", name))
 
 
 @pytest.mark.parametrize(("chosen", "samples"), [
