@@ -278,7 +278,11 @@ FILE_DAMAGED = _names("file-damaged", "it is not an ELF executable or shared obj
 OTHER_BUILD = _names("other-build", "the file here has another build-id than the recorded one")
 FILE_CHANGED = _names("file-changed", "the file was changed after the recording, which holds no build-id of it")
 NO_SYMBOLS = _names("no-symbols", "it holds no symbols")
-NO_PERF_MAP = _names("no-perf-map", "code generated at run time, without a map of it (/tmp/perf-PID.map)")
+NO_PERF_MAP = _names(
+    "no-perf-map",
+    "code generated at run time, without a map of it (/tmp/perf-PID.map)",
+    "start Node.js with --perf-basic-prof --interpreted-frames-native-stack",
+)
 PERF_MAP_REFUSED = _names("perf-map-refused", "not read")
 PERF_MAP_LACKS = _names("perf-map-lacks", "addresses that it does not list")
 _lines = partial(LossCause, Stage.LINES)

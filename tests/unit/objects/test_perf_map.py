@@ -8,16 +8,24 @@ from typing import Any
 
 import pytest
 from builders import objects
+from builders.accounts import told
 from builders.chains import recording_of_chains
+from builders.recording import write
+from builders.wait_objects import COUNTERS
 from hypothesis import given
 from hypothesis import strategies as st
 
 from perf_offcpu import losses
+from perf_offcpu.abi import counters
 from perf_offcpu.abi.sample import CallchainContext
+from perf_offcpu.decode.load import load_recording
 from perf_offcpu.files import FileRefusedError
+from perf_offcpu.losses import LossCause
+from perf_offcpu.model.join import join
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Meta, Spaces, Tasks
-from perf_offcpu.objects.perf_map import JitName, is_jit_memory, parse_perf_map, read_jit_name, read_perf_map
+from perf_offcpu.objects.perf_map import JitName, PerfMaps, is_jit_memory, parse_perf_map, read_jit_name, read_perf_map
+from perf_offcpu.objects.symtab import SymbolTable
 from perf_offcpu.symbolize.options import SymbolizeOptions
 from perf_offcpu.symbolize.symbolizer import symbolize
 
@@ -70,6 +78,28 @@ def test_no_address_gets_the_name_of_code_that_was_replaced(rows: list[tuple[int
         for later, more in rows[row + 1 :]:
             apart = later >= start + size or later + more <= start
             assert apart or (start <= later and later + more <= start + size)
+
+
+def jit_map(pid: int, text: bytes) -> bytes:
+    values = {"magic": counters.JIT_MAP_MAGIC, "version": 1, "reserved": 0, "pid": pid, "text": text}
+    return counters.JIT_MAP.pack(values)
+
+
+def test_maps_in_a_recording_are_used_before_files(tmp_path: Path) -> None:
+    """Parts are one map; a map is not that of two processes; a part that is damaged is counted."""
+    frame = b":frame 1000 30 c\n:frame 1010 30\n:frame 1020 7fffffff c\n"
+    payloads = [jit_map(7, b"1000 10 first\n" + frame), jit_map(7, b"1010 10 second\n"), jit_map(8, b"1000 10 other\n")]
+    recording = load_recording(write(tmp_path / "in.data", [COUNTERS], map(told, [*payloads, payloads[0][:6]])))
+    maps = PerfMaps(recording, str(tmp_path))
+    table = maps.of(7)
+    assert isinstance(table, SymbolTable) and objects.names_at(table, 0x1000, 0x1010) == ["first", "second"]
+    assert (maps.frames_of(7), maps.frames_of(8)) == ({0x1000: (0x30, 0xC)}, {})
+    assert maps.of(9) == losses.NO_PERF_MAP and recording.losses == {losses.BAD_SAMPLE: 1}
+    lives = recording.replaced(tasks=Tasks.from_rows([(7, 7, 10, 20), (7, 7, 30, -1), (8, 8, 10, -1)]))
+    again = [PerfMaps(lives, str(tmp_path)).text_of(pid) for pid in (7, 8)]
+    assert isinstance(again[0], LossCause) and "used again" in again[0].text and again[1] == b"1000 10 other\n"
+    both = join([recording, recording], 1).perf_maps
+    assert both[8] == b"1000 10 other\n" * 2
 
 
 @pytest.mark.parametrize(("raw", "shown"), [
