@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read Python functions that samples name, and the lines of their instructions. Formats of the tables of lines:
-Objects/locations.md (3.11 and newer) and Objects/lnotab_notes.txt (3.10) of CPython."""
+"""Read Python functions that samples name, and the lines of their instructions."""
 
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -13,6 +11,7 @@ from perf_offcpu import losses
 from perf_offcpu.abi.counters import CODES
 from perf_offcpu.abi.offcpu import CODE_SHIFT, NO_INDEX, PYTHON_ENTRY
 from perf_offcpu.binary.fields import Order
+from perf_offcpu.binary.line_table import LineTable
 from perf_offcpu.errors import LayoutError
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged
@@ -21,7 +20,6 @@ from perf_offcpu.model.recording import PythonPlaces, Samples
 from perf_offcpu.model.stacks import build_stack_tree
 
 _LAST_LINE = 2**31 - 1
-_LONG, _NO_COLUMNS, _NONE, _ONE_LINE = 14, 13, 15, 10
 
 
 class Code(NamedTuple):
@@ -67,7 +65,7 @@ def with_places(
     words = distinct(stacks.values)
     word_rows = np.searchsorted(words, stacks.values).astype(np.uint64)
     caller, word_row, stack = build_stack_tree(Ragged(stacks.offsets, word_rows))
-    texts, tables = [], dict[int, tuple[list[int], list[int]]]()
+    texts, tables = [], dict[int, LineTable]()
     for word in words.tolist():
         id_, index = word >> CODE_SHIFT, word & NO_INDEX
         code = codes.get(id_)
@@ -76,11 +74,8 @@ def with_places(
             texts.append((0, 0, 0))
             continue
         if id_ not in tables:
-            entries = list(_lines_310(code) if code.minor <= 10 else _lines(code))
-            tables[id_] = [end for end, _ in entries], [line for _, line in entries]
-        ends, lines = tables[id_]
-        place = bisect_right(ends, index)
-        line = lines[place] if place < len(lines) else 0
+            tables[id_] = LineTable(code.lines, code.first_line, code.minor)
+        line = tables[id_].line_of(index)
         texts.append((strings.intern(code.name), strings.intern(code.file), line if 0 < line <= _LAST_LINE else 0))
     name, file, line = np.array(texts)[word_row].T
     is_first = (words & np.uint64(PYTHON_ENTRY) != 0)[word_row]
@@ -90,41 +85,3 @@ def with_places(
         caller.astype(np.int32), is_first, name.astype(np.uint32), file.astype(np.uint32), line.astype(np.int32)
     )
     return samples.with_columns(python=python), places
-
-
-def _lines(code: Code) -> Iterator[tuple[int, int]]:
-    """Yield (index of the instruction after a range, its line or 0) of a table of 3.11 or newer, up to its cut."""
-    table, end, line = iter(code.lines), 0, code.first_line
-    for head in table:
-        kind = head >> 3 & 15
-        if kind in (_LONG, _NO_COLUMNS):
-            delta = _varint(table)
-            line += -(delta >> 1) if delta & 1 else delta >> 1
-            for _ in range(3 if kind == _LONG else 0):
-                _varint(table)
-        elif kind != _NONE:
-            line += max(kind - _ONE_LINE, 0)
-            for _ in range(2 if kind >= _ONE_LINE else 1):
-                next(table, 0)
-        end += (head & 7) + 1
-        yield end, 0 if kind == _NONE else line
-
-
-def _varint(table: Iterator[int]) -> int:
-    value = shift = 0
-    for byte in table:
-        value |= (byte & 63) << shift
-        shift += 6
-        if not byte & 64:
-            break
-    return value
-
-
-def _lines_310(code: Code) -> Iterator[tuple[int, int]]:
-    """Yield as `_lines` does, of a table of 3.10: pairs of bytes, whose first counts bytes of instructions."""
-    end, line = 0, code.first_line
-    for step, delta in zip(code.lines[::2], code.lines[1::2], strict=False):
-        end += step // 2
-        signed = delta - 256 if delta > 127 else delta
-        line += 0 if signed == -128 else signed
-        yield end, 0 if signed == -128 else line

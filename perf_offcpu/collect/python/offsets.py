@@ -20,7 +20,7 @@ build for debugging is not read, because its section has another size.
 import os
 import re
 import struct
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from perf_offcpu.abi.elf import EHDR, ElfClass, SegmentType
 from perf_offcpu.abi.machine import REGISTERS
@@ -30,7 +30,7 @@ from perf_offcpu.errors import LayoutError
 PYTHON: Final = re.compile(rb"/(?:lib)?python3\.(\d{1,2})[^/]*$")
 """Paths of files that may hold the interpreter; the group is the minor version."""
 
-_SECTION: Final = b".PyRuntime"
+RUNTIME: Final = b".PyRuntime"
 _SECTION_HEADER: Final = struct.Struct("<IIQQQQIIQQ")
 _MOST_SECTIONS: Final = 512
 _MOST_NAMES: Final = 64 << 10
@@ -79,33 +79,52 @@ _VERSION_OF_CODE: Final = {68: 92}
 """Offset of `co_firstlineno` → offset of `co_version`, which the table has not, in the layout since 3.12."""
 
 
+class Section(NamedTuple):
+    """A section of an ELF file: virtual address, file offset, and (offset, size, virtual address) of all segments."""
+
+    address: int
+    offset: int
+    loads: list[tuple[int, int, int]]
+
+    def place_in(self, start: int, offset: int) -> int | None:
+        """Return its address in a process that maps the file from `offset` on at `start`; None if no segment begins
+        there."""
+        for begin, size, address in self.loads:
+            if begin & -4096 <= offset < begin + size:
+                return self.address + start - (address + offset - begin) & _ALL
+        return None
+
+
 def read_runtime(fd: int, path: bytes) -> dict[str, Any] | None:
-    """Return what an open file says: `address`, the virtual address of the section, `loads`, [(offset, size, virtual
-    address)] of its segments, and `offsets`, members of `struct offcpu_python`, whose `interpreters` is relative to
-    the section; {} for a version that is not known or too old, or a build without GIL. Return None for a file without
-    interpreter.
+    """Return what an open file says: `section`, a `Section` as a tuple, and `offsets`, members of `struct
+    offcpu_python`, whose `interpreters` is relative to the section; {} for a version that is not known or too old, or a
+    build without GIL. Return None for a file without interpreter.
     """
     minor = PYTHON.search(path)
+    section = find_section(fd, RUNTIME) if minor else None
+    if minor is None or section is None:
+        return None
+    if not section.loads:
+        return None if int(minor[1]) >= _FIRST_WITH_SECTION else {"section": (0, 0, []), "offsets": {}}
+    try:
+        head = os.pread(fd, _HEAD, section.offset)
+    except (OSError, OverflowError):
+        return None
+    return {"section": tuple(section), "offsets": offsets_of(head, int(minor[1]))}
+
+
+def find_section(fd: int, wanted: bytes) -> Section | None:
+    """Return a section of an open ELF file, without segments if it lacks the section; None for other files."""
     try:
         header, order = unpack_elf_header(os.pread(fd, EHDR[ElfClass.BITS64].size(), 0))
-        if minor is None or order != "<" or header["e_machine"] not in REGISTERS:
+        if order != "<" or header["e_machine"] not in REGISTERS:
             return None
-        section = _find_section(fd, header)
-        if section is None:
-            return None if int(minor[1]) >= _FIRST_WITH_SECTION else {"address": 0, "loads": [], "offsets": {}}
-        loads = [
-            (segment["p_offset"], segment["p_filesz"], segment["p_vaddr"])
-            for segment in program_headers(fd, header, order)
-            if segment["p_type"] == SegmentType.LOAD
-        ]
-        head = os.pread(fd, _HEAD, section[1])
+        return _find_section(fd, header, wanted) or Section(0, 0, [])
     except (LayoutError, OSError, OverflowError, struct.error):
         return None
-    return {"address": section[0], "loads": loads, "offsets": offsets_of(head, int(minor[1]))}
 
 
-def _find_section(fd: int, header: dict[str, Any]) -> tuple[int, int] | None:
-    """Return (virtual address, file offset) of the section with the interpreter's state; None without one."""
+def _find_section(fd: int, header: dict[str, Any], wanted: bytes) -> Section | None:
     if header["e_shentsize"] != _SECTION_HEADER.size:
         return None
     table = os.pread(fd, _SECTION_HEADER.size * min(header["e_shnum"], _MOST_SECTIONS), header["e_shoff"])
@@ -115,8 +134,10 @@ def _find_section(fd: int, header: dict[str, Any]) -> tuple[int, int] | None:
     strings = sections[header["e_shstrndx"]]
     names = os.pread(fd, min(strings[5], _MOST_NAMES), strings[4])
     for name, _, _, address, offset, *_ in sections:
-        if names[name : name + len(_SECTION) + 1] == _SECTION + b"\0":
-            return address, offset
+        if names[name : name + len(wanted) + 1] == wanted + b"\0":
+            segments = program_headers(fd, header, "<")
+            loads = [(s["p_offset"], s["p_filesz"], s["p_vaddr"]) for s in segments if s["p_type"] == SegmentType.LOAD]
+            return Section(address, offset, loads)
     return None
 
 

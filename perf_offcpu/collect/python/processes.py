@@ -14,7 +14,7 @@ from perf_offcpu.abi.records import RECORD_HEADER, RECORD_LAYOUTS, RecordType
 from perf_offcpu.collect.bpf.maps import ProgramMaps
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.existing.maps import MOST_KNOWN, key_of
-from perf_offcpu.collect.python.offsets import PYTHON, read_runtime
+from perf_offcpu.collect.python.offsets import PYTHON, Section, read_runtime
 from perf_offcpu.collect.system.helper import Avoided, Helper, ask_each
 from perf_offcpu.files import open_regular
 from perf_offcpu.losses import Losses
@@ -87,6 +87,11 @@ class PythonProcesses(MappingFollower):
         self._files: dict[bytes, dict[str, Any] | None] = {}
         self._offsets: dict[int, dict[str, int]] = {}
 
+    @property
+    def pids(self) -> frozenset[int]:
+        """Return the processes that run CPython."""
+        return frozenset(self._offsets)
+
     def close(self) -> None:
         """End the helper that reads files."""
         self._helper.close()
@@ -104,11 +109,10 @@ class PythonProcesses(MappingFollower):
         runtime = self._file_of(item)
         if runtime is None:
             return
-        for offset, size, address in runtime["loads"]:
-            if offset & -4096 <= values["pgoff"] < offset + size and runtime["offsets"]:
-                offsets = runtime["offsets"]
-                place = offsets["interpreters"] + runtime["address"] + start - (address + values["pgoff"] - offset)
-                self._tell(pid, offsets | {"interpreters": place & _ADDRESSES})  # a file may say anything
+        offsets, place = runtime["offsets"], Section(*runtime["section"]).place_in(start, values["pgoff"])
+        if place is not None and offsets:
+            place += offsets["interpreters"]
+            self._tell(pid, offsets | {"interpreters": place & _ADDRESSES})  # a file may say anything
         if not runtime["offsets"] and pid not in self._offsets:
             self._lost.add(losses.PYTHON_UNKNOWN)
             if len(self._offsets) < _MOST_PROCESSES:
