@@ -163,6 +163,9 @@ PYTHON_UNKNOWN = _recorder(
 )
 PYTHON_UNREAD = _recorder("python-unread", "threads, blocked at the end, whose Python functions could not be read")
 JVM_UNASKED = _recorder("jvm-unasked", "JVMs that gave no names of the code that they have compiled")
+EVENT_LOOP_UNREAD = _recorder(
+    "event-loop-unread", "event loops, blocked at the end, whose tasks could not be read, or not all of them"
+)
 UNPRIVILEGED = _recorder(
     "unprivileged",
     "recording by an ordinary user: no wakers, no run-queue delay of single waits, no user stacks of short waits; "

@@ -5,9 +5,10 @@ Losses in full rings have records of their own (LOST, LOST_SAMPLES), losses in t
 stops at records of unknown type, and its `perf inject` crashes on unknown header features. So losses in the BPF program
 are a sample of period 0 of a separate bpf-output event, the last record of the data, which perf shows and keeps.
 
-Three more payloads, distinguished by their magic, share the event. Budgets state how threads spent their time. A sample
+More payloads, distinguished by their magic, share the event. Budgets state how threads spent their time. A sample
 holds the budgets of some threads, of ended threads as the collector drains them from the kernel, else at the end of
-the recording. The other two hold Python functions of a thread that is still blocked at the end, or `wait_objects`.
+the recording. Others hold Python functions, or tasks of the event loop, of a thread that is still blocked
+at the end, or `wait_objects`.
 """
 
 from perf_offcpu.abi import wait_objects
@@ -23,6 +24,7 @@ BUDGET_MAGIC = int.from_bytes(b"OFCB", "little")
 CODES_MAGIC = int.from_bytes(b"OFCY", "little")
 JIT_MAP_MAGIC = int.from_bytes(b"OFCJ", "little")
 PYTHON_MAGIC = int.from_bytes(b"OFCP", "little")
+TASKS_MAGIC = int.from_bytes(b"OFCT", "little")
 VERSION = 1
 BUDGET_VERSION = 2
 NAME_SIZE = 48
@@ -98,6 +100,23 @@ PYTHON = Layout(
 )
 """Payload with the Python functions of one thread that is still blocked at the end (`record --python-stacks`)."""
 
+TASKS = Layout(
+    "offcpu-counters tasks of an event loop",
+    Field("magic", U32, doc='"OFCT"'),
+    Field("version", U16),
+    Field("nr", U16, doc="tasks in the text"),
+    Field("pid", U32, doc="tgid"),
+    Field("tid", U32, doc="of the thread that runs the loop"),
+    Field("switch_out_ns", U64, doc="CLOCK_MONOTONIC: begin of the thread's wait; 0 if it has run since"),
+    Field(
+        "text",
+        TEXT,
+        doc="JSON, a line for each task: [address, name, type of what it awaits, address of the lock, queue, task or "
+        "future that it waits for, [addresses of tasks that await it], [objects whose `async with` it is in], "
+        "[[function, file, line] of its coroutines, leaf first]]; the type is running of the running task",
+    ),
+)
+"""Payload with tasks of asyncio of a thread that is still blocked at the end."""
 
 CODE = Layout(
     "offcpu-counters Python function",
@@ -139,5 +158,5 @@ def payload_layout(payload: bytes, order: Order) -> Layout:
     magic = to_int(payload[:4], order)
     if magic == BUDGET_MAGIC:
         return budgets_layout(payload, order)
-    layouts = {PYTHON_MAGIC: PYTHON, CODES_MAGIC: CODES, JIT_MAP_MAGIC: JIT_MAP}
+    layouts = {PYTHON_MAGIC: PYTHON, TASKS_MAGIC: TASKS, CODES_MAGIC: CODES, JIT_MAP_MAGIC: JIT_MAP}
     return layouts.get(magic, wait_objects.OBJECTS if magic == wait_objects.MAGIC else COUNTERS)

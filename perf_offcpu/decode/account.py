@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decode the `offcpu-counters` samples: the collector's losses and limits, budgets, wait objects and Python frames."""
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import field
@@ -22,6 +23,8 @@ from perf_offcpu.abi.counters import (
     MAGIC,
     PYTHON,
     PYTHON_MAGIC,
+    TASKS,
+    TASKS_MAGIC,
     budget_layout,
 )
 from perf_offcpu.abi.wait_objects import MAGIC as OBJECTS_MAGIC
@@ -32,9 +35,10 @@ from perf_offcpu.errors import LayoutError
 from perf_offcpu.losses import LossCause, Losses, Stage
 from perf_offcpu.model.columns import Strings
 from perf_offcpu.model.coverage import united
-from perf_offcpu.model.recording import Budget, PythonFrames, Spans, WaitObjects
+from perf_offcpu.model.recording import Budget, EventLoop, LoopTask, PythonFrames, Spans, WaitObjects
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.structs import mutable
+from perf_offcpu.text import printable
 
 ObjectRow = dict[str, Any]  # fields of an object by name, with texts as bytes
 
@@ -94,6 +98,7 @@ class CollectorAccount:
     counted: Losses = field(default_factory=Losses)  # losses by cause
     budgets: list[Budget] = field(default_factory=list)  # of threads, in the order of the file
     python: list[PythonRow] = field(default_factory=list)  # functions of threads, leaf first
+    loops: dict[tuple[int, int, int], list[LoopTask]] = field(default_factory=dict)  # by pid, tid, switch_out_ns
     codes: dict[int, Code] = field(default_factory=dict)  # Python functions by id
     perf_maps: dict[int, bytes] = field(default_factory=dict)  # lines of perf maps by pid
     notes: dict[str, tuple[int, int]] = field(default_factory=dict)  # (number, ns) of each counter by name
@@ -113,6 +118,10 @@ class CollectorAccount:
             elif magic == PYTHON_MAGIC:
                 self.python += (rows := read_python(payload, order))
                 is_sound = bool(rows)
+            elif magic == TASKS_MAGIC:
+                thread, loop_tasks = read_loop_tasks(payload, order)
+                self.loops.setdefault(thread, []).extend(loop_tasks)
+                is_sound = bool(loop_tasks)
             elif magic == CODES_MAGIC:
                 self.codes |= (codes := read_codes(payload, order))
                 is_sound = bool(codes)
@@ -135,6 +144,11 @@ class CollectorAccount:
         """Return the rows of `python` as a table, names and files interned in `strings`."""
         rows = [(*ids, *map(strings.intern, names), *numbers) for *ids, names, numbers in self.python]
         return PythonFrames.from_rows(rows)
+
+    def event_loops(self) -> tuple[EventLoop, ...]:
+        """Return the event loops; of a thread that was read several times, the last."""
+        last = {thread[:2]: EventLoop(*thread, tuple(rows)) for thread, rows in self.loops.items() if rows}
+        return tuple(last.values())
 
     def _read_counters(self, payload: bytes, order: Order) -> bool:
         """Add times and losses of a counters payload; return False if it is damaged. An unknown magic is skipped."""
@@ -190,6 +204,25 @@ def read_python(payload: bytes, order: Order) -> list[PythonRow]:
         names, numbers = (match["name"], match["file"]), (int(match["line"]), int(match["call"]))
         rows.append((values["tid"], values["switch_out_ns"], names, numbers))
     return rows
+
+
+def read_loop_tasks(payload: bytes, order: Order) -> tuple[tuple[int, int, int], list[LoopTask]]:
+    """Return ((pid, tid, switch_out_ns), tasks) of a TASKS payload; no tasks if it is damaged."""
+    try:
+        values = TASKS.unpack(payload, order)
+    except LayoutError:
+        return (0, 0, 0), []
+    thread, tasks = (values["pid"], values["tid"], values["switch_out_ns"]), list[LoopTask]()
+    try:
+        for line in values["text"].strip(b"\0\n").split(b"\n"):
+            address, name, awaits, awaited, by, inside, frames = json.loads(line)
+            places = tuple((printable(str(function)), str(file), int(number)) for function, file, number in frames)
+            sets = frozenset(map(int, by)), frozenset(map(int, inside))
+            names = printable(str(name)), printable(str(awaits))
+            tasks.append(LoopTask(int(address), *names, int(awaited), *sets, places))
+    except (ValueError, TypeError, RecursionError, OverflowError):
+        return thread, []
+    return thread, tasks if max(thread[:2]) < 1 << 31 and thread[2] < _LIMIT else []
 
 
 def read_budgets(payload: bytes, order: Order) -> Budget | None:

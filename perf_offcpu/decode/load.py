@@ -151,6 +151,7 @@ def assemble(head: Head, batch: Batch, tasks: TaskReplay, account: CollectorAcco
         tasks=tasks.tasks(),
         budget=budget,
         python=account.python_frames(tasks.strings),
+        loops=account.event_loops(),
         places=places,
         perf_maps=account.perf_maps,
         objects=object_table(account.objects, tasks.strings),

@@ -88,6 +88,7 @@ def join(parts: Sequence[Part], nr_cpus: int) -> Part:
     joined: dict[str, Any] = {name: kind.concat([getattr(part, name) for part in done]) for name, kind in kinds.items()}
     joined |= {"strings": strings, "evsels": [evsel for _, evsel in evsels.values()]}
     joined["losses"] = dict(sum((Counter(part.losses) for part in parts), Counter()))
+    joined["loops"] = tuple(loop for part in parts for loop in part.loops)
     joined["cgroups"] = {id_: path for part in parts for id_, path in part.cgroups.items()}
     meta = joined["meta"] = _joined_meta([part.meta for part in parts], nr_cpus)
     if isinstance(parts[0], Recording):

@@ -12,7 +12,7 @@ import numpy as np
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.losses import LossCause
 from perf_offcpu.model.columns import I32, I64, U8, U16, U32, U64, Bool, Strings, Table, column, tables_of
-from perf_offcpu.model.recording import Budget, Comms, Evsel, Meta, SampleColumns, SampleFlag, Tasks
+from perf_offcpu.model.recording import Budget, Comms, EventLoop, Evsel, Meta, SampleColumns, SampleFlag, Tasks
 from perf_offcpu.structs import mutable
 
 
@@ -117,6 +117,7 @@ class Profile:
     tasks: Tasks = field(default_factory=Tasks)
     budget: Budget = field(default_factory=Budget)
     objects: Objects = field(default_factory=Objects)
+    loops: tuple[EventLoop, ...] = ()
     cgroups: dict[int, str] = field(default_factory=dict)
     build_ids: dict[int, str] = field(default_factory=dict)  # dso (string) → hex build-id that never changed
     losses: dict[LossCause, int] = field(default_factory=dict)

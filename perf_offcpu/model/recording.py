@@ -8,7 +8,7 @@ import enum
 from collections.abc import Iterable
 from dataclasses import field, replace
 from functools import partial
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -321,6 +321,28 @@ class Meta:
         return max(self.last_ns - self.first_ns, 0) if self.first_ns >= 0 else 0
 
 
+class LoopTask(NamedTuple):
+    """A task of an event loop. Addresses are those of objects in its process."""
+
+    address: int
+    name: str
+    awaits: str  # type of what it awaits, "running", or "" if it is ready to run
+    awaited: int  # address of the lock, queue, task or future that it waits for
+    awaited_by: frozenset[int]  # tasks that await it
+    inside: frozenset[int]  # objects whose `async with` it is in
+    frames: tuple[tuple[str, str, int], ...]  # function, file and line of its coroutines, leaf first
+
+
+class EventLoop(NamedTuple):
+    """Tasks of asyncio in a thread that is blocked at the end. `switch_out_ns`: begin of the thread's wait; 0 if the
+    thread ran again before its tasks were read."""
+
+    pid: int
+    tid: int
+    switch_out_ns: int
+    tasks: tuple[LoopTask, ...]
+
+
 @mutable
 class Recording:
     """Decoded recording as columns. Tables refer to each other by row, and to texts by rows of `strings`."""
@@ -337,6 +359,7 @@ class Recording:
     tasks: Tasks = field(default_factory=Tasks)
     budget: Budget = field(default_factory=Budget)  # empty if the recording does not hold it
     python: PythonFrames = field(default_factory=PythonFrames)
+    loops: tuple[EventLoop, ...] = ()
     places: PythonPlaces = field(default_factory=PythonPlaces)
     objects: WaitObjects = field(default_factory=WaitObjects)
     kernel_symbols: KernelSymbols = field(default_factory=KernelSymbols)

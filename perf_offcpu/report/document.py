@@ -49,6 +49,11 @@ def document(summary: Summary) -> dict[str, Any]:
         "objects": object_fields(summary.objects),
         "oversleep": summary.oversleep and fields(summary.oversleep, "sleeps median longest interrupted"),
         **deadlock_fields(summary.deadlocks),
+        "event_loops": [
+            {"comm": row.comm, **fields(row.loop, "pid tid")}
+            | {"waits": [fields(group, "tasks waits_for function holders names") for group in row.groups]}
+            for row in summary.loops
+        ],
         "functions": summary.functions and _functions(summary.functions),
         "histogram": summary.histogram and _histogram(summary.histogram),
         "notes": {str(cause): count for cause, count in summary.notes.items()},

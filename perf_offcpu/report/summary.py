@@ -12,6 +12,7 @@ from perf_offcpu import losses
 from perf_offcpu.abi.offcpu import EVENT_NAME
 from perf_offcpu.analysis.classes.classify import Waits, classify, of_idle_threads
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
+from perf_offcpu.analysis.event_loops import LoopRow, loop_rows, sentences_of
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.holders import holders_of
 from perf_offcpu.analysis.select import event_rows
@@ -99,6 +100,7 @@ class Summary:
     objects: ObjectTable  # what was waited for
     oversleep: Oversleep | None  # None if the times asked for are not known
     deadlocks: list[list[DeadThread]]  # see `causality.locks`
+    loops: list[LoopRow]  # event loops whose threads are blocked at the end
     functions: breakdowns.FunctionTable | None  # None unless asked for
     histogram: breakdowns.Histogram | None  # of off-cpu time only
     verdict: Verdict | None  # of off-cpu time only; None unless asked for
@@ -168,6 +170,7 @@ def summarize(
         objects=object_table(subject, waits, holders, limits.stacks),
         oversleep=oversleep_of(subject, waits),
         deadlocks=deadlocks_of(subject, waits, holders),
+        loops=loop_rows(subject),
         functions=breakdowns.function_table(subject, limits.groups) if children else None,
         histogram=breakdowns.histogram(subject.samples) if is_offcpu else None,
         verdict=judged,
@@ -280,4 +283,5 @@ def head_of(
     deadlocks = map(sentence_of, deadlocks_of(subject, waits, holders))
     verdict = verdict_of(profile, chosen, subject, waits, holders, lost, options=options, whole_lives=whole_lives)
     sentences = (*deadlocks, *(lines_of(verdict, profile.meta) if verdict else ()))
+    sentences = (*sentences_of(loop_rows(subject)), *sentences)
     return sentences, frozenset(_reasons(profile, chosen, waits) if whole_lives else ())

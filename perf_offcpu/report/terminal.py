@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from perf_offcpu import losses
 from perf_offcpu.abi.task_state import STATE_NAMES
+from perf_offcpu.analysis.event_loops import sentences_of
 from perf_offcpu.analysis.wakeups import INTERRUPT
 from perf_offcpu.callpaths.options import Name, NameKind
 from perf_offcpu.causality.locks import sentence_of
@@ -30,7 +31,7 @@ def render(summary: Summary, style: Style) -> Iterator[str]:
     top = [*first_screen(summary)]
     yield from (say.comment(line).rstrip() for line in [*top, *([""] if top else [])])
     head = [_recording, _events, _sampling]
-    sums = [tables.threads, tables.budget, tables.groups, objects, tables.functions]
+    sums = [tables.threads, tables.budget, tables.groups, objects, event_loops, tables.functions]
     for lines in [*head, *sums, _stacks, tables.histogram, _losses]:
         yield from lines(summary, style)
 
@@ -65,6 +66,7 @@ def first_screen(summary: Summary) -> Iterator[str]:
         if count := summary.losses.get(cause):
             yield printable(f"Cut: {count} {cause}")
     yield from wrapped(map(sentence_of, summary.deadlocks), WIDTH)
+    yield from wrapped(map(printable, sentences_of(summary.loops)), WIDTH)
     if summary.verdict:
         yield from map(printable, lines_of(summary.verdict, summary.meta))
 
@@ -182,6 +184,7 @@ def _losses(summary: Summary, style: Style) -> Iterator[str]:
 
 _ROLES = {HELD: "held by", RELEASED: "released by"}
 _SHOWN = 2
+_TASK_ROWS = 25
 _SAID_FROM_NS = 1_000_000
 
 
@@ -205,6 +208,25 @@ def objects(summary: Summary, style: Style) -> Iterator[str]:
         without = say.exact_amount(table.without, summary.unit, style)
         yield say.comment(f"without an object: {without}")
     yield from _oversleep(summary.oversleep, style)
+
+
+def event_loops(summary: Summary, style: Style) -> Iterator[str]:
+    """Yield the table of the tasks of event loops at the end."""
+    rows = [(f"{row.comm} {row.loop.tid}", group) for row in summary.loops for group in row.groups]
+    if not rows:
+        return
+    yield from say.section("Tasks of event loops at the end", style)
+    shown = rows[:_TASK_ROWS]
+    columns = [
+        Column("Tasks", [str(group.tasks) for _, group in shown]),
+        say.names("Loop", (loop for loop, _ in shown), spare=2),
+        say.names("Waits for", (group.waits_for for _, group in shown)),
+        say.names("In", (group.function for _, group in shown)),
+        say.names("Held by", (", ".join(group.holders) for _, group in shown), spare=6),
+    ]
+    yield from coloured_table(columns, style)
+    if len(rows) > _TASK_ROWS:
+        yield say.comment(f"{len(rows) - _TASK_ROWS} more rows")
 
 
 def _network(row: ObjectRow) -> str:

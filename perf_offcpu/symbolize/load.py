@@ -82,7 +82,9 @@ def _moved(profile: Profile, number: int, first_cpu: int, prefix: str) -> Profil
         names[used] = strings.intern_all(f"{prefix}{strings[row]}" for row in used.tolist())
         changes["comm"] = to_rows(names)
         profile = dataclasses.replace(profile, objects=_of_host(profile.objects, strings, prefix))
-    return dataclasses.replace(renumbered(profile, changes), strings=strings, cgroups=cgroups)
+    step = number * PID_STEP
+    loops = tuple(loop._replace(pid=loop.pid + step, tid=loop.tid + step) for loop in profile.loops)
+    return dataclasses.replace(renumbered(profile, changes), strings=strings, cgroups=cgroups, loops=loops)
 
 
 def _of_host(objects: Objects, strings: Strings, prefix: str) -> Objects:

@@ -78,6 +78,7 @@ def symbolize(recording: Recording, options: SymbolizeOptions | None = None) -> 
         comms=recording.comms,
         tasks=recording.tasks,
         budget=recording.budget,
+        loops=recording.loops,
         cgroups=recording.cgroups,
         build_ids=_build_ids(recording),
         losses={**recording.losses, **unresolved},

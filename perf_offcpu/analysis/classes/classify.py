@@ -42,6 +42,7 @@ from perf_offcpu.analysis.classes import wait_classes as rules
 from perf_offcpu.analysis.classes.program_rules import Rules
 from perf_offcpu.analysis.classes.stacks import Evidence, evidence_of_stacks
 from perf_offcpu.analysis.classes.wait_classes import BY_LABEL, Means, WaitClass, Work
+from perf_offcpu.analysis.event_loops import held_up_waits
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.stack_walk import without_nodes
 from perf_offcpu.model.columns import I16, I32, I64, U8, U16, Bool
@@ -110,7 +111,19 @@ def classify(profile: Profile) -> Waits:
         classes[index] = wait_class
         purpose[index] = purposes.setdefault(work, len(purposes))
     found_class, purpose = like_single_waits(profile, classes[group_of], purpose[group_of], ruled[group_of] == _NONE)
+    if profile.loops:
+        purpose = np.where(_with_tasks_held_up(profile), np.int32(0), purpose)
     return Waits(found_class, syscalls[group_of], list(names), purpose, list(purposes), ruled[group_of], programs.rules)
+
+
+def _with_tasks_held_up(profile: Profile) -> Bool:
+    """Return bool[samples]: True for waits of event loops at the end in which tasks are held up."""
+    waits, samples = held_up_waits(profile), profile.samples
+    rows = np.flatnonzero(samples.has(SampleFlag.STILL_BLOCKED))
+    ids = zip(*(column[rows].tolist() for column in (samples.pid, samples.tid, samples.switch_out_ns)), strict=True)
+    is_held_up = np.zeros(len(samples), np.bool_)
+    is_held_up[rows] = [wait in waits for wait in ids]
+    return is_held_up
 
 
 class _Judge:

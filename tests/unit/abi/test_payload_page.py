@@ -20,7 +20,7 @@ LAYOUTS = {
     layout.name: layout
     for layout in (
         offcpu.PAYLOAD, offcpu.EXTENSION, offcpu.TCP, counters.COUNTERS, counters.COUNTER, counters.BUDGETS,
-        counters.BUDGET, counters.PYTHON, counters.CODES, counters.CODE, counters.JIT_MAP,
+        counters.BUDGET, counters.PYTHON, counters.TASKS, counters.CODES, counters.CODE, counters.JIT_MAP,
         wait_objects.OBJECTS, wait_objects.OBJECT,
     )
 }  # fmt: skip

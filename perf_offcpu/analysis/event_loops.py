@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sum up what the tasks of an event loop wait for, by the functions of asyncio in which their coroutines stand. A lock
+is held by a task that is in its `async with` and does not wait for it; a lock that was taken in another way has no
+known holder."""
+
+from collections import defaultdict
+from typing import NamedTuple
+
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import EventLoop, LoopTask
+from perf_offcpu.text import basename, printable
+
+RUNNING, READY = "running", "ready to run"
+_HELD_UP = frozenset(("asyncio.Lock", "asyncio.Semaphore", "asyncio.Barrier", "asyncio.Queue.put"))
+_SHOWN = 2  # groups of a loop, holders of a lock
+_WORDS = {
+    "sleep": "a timer (asyncio.sleep)",
+    "Server.serve_forever": "the next connection",
+    "BaseSelectorEventLoop.sock_accept": "the next connection",
+    "TaskGroup._aexit": "tasks of its group",
+    "_wait": "other tasks (asyncio.wait)",
+    "StreamReader._wait_for_data": "data of a stream",
+    "FlowControlMixin._drain_helper": "room in a stream's buffer",
+}
+_TYPES = {
+    "_asyncio.Future": "a future", "_asyncio.Task": "a task", "_GatheringFuture": "other tasks (asyncio.gather)"
+}  # fmt: skip
+
+
+class TaskGroup(NamedTuple):
+    """Tasks of one loop that wait for the same thing in the same function."""
+
+    tasks: int
+    waits_for: str
+    function: str  # of the program; "" if all coroutines are asyncio's
+    holders: list[str]  # tasks that hold the lock
+    names: list[str]
+
+    @property
+    def is_held_up(self) -> bool:
+        """Return True if other tasks keep them from going on; False for waits for work, time, or the outside."""
+        return self.waits_for in _HELD_UP
+
+
+class LoopRow(NamedTuple):
+    """An event loop with its tasks in groups: the running task comes first, then those that are held up."""
+
+    comm: str
+    loop: EventLoop
+    groups: list[TaskGroup]
+
+
+def loop_rows(profile: Profile) -> list[LoopRow]:
+    """Return the event loops of the threads that have samples in a profile; loops with tasks held up come first."""
+    samples, strings = profile.samples, profile.strings
+    comm_of = dict(zip(samples.tid.tolist(), samples.comm.tolist(), strict=True)) if profile.loops else {}
+    loops = [loop for loop in profile.loops if loop.tid in comm_of]
+    rows = [LoopRow(printable(strings[comm_of[loop.tid]]), loop, groups_of(loop)) for loop in loops]
+    return sorted(rows, key=lambda row: -sum(group.tasks for group in row.groups if group.is_held_up))
+
+
+def groups_of(loop: EventLoop) -> list[TaskGroup]:
+    """Return the tasks of a loop in groups."""
+    by_thing: dict[tuple[str, str, int], list[LoopTask]] = defaultdict(list)
+    names = {task.address: task.name for task in loop.tasks}
+    for task in loop.tasks:
+        what = _waits_for(task, names)
+        by_thing[what, _function(task), task.awaited if what in _HELD_UP else 0].append(task)
+    groups = []
+    for (what, function, thing), tasks in by_thing.items():
+        holders = [task for task in loop.tasks if thing in task.inside and task.awaited != thing] if thing else []
+        texts = [f"{task.name} ({_where(task)})" for task in holders]
+        groups.append(TaskGroup(len(tasks), what, function, texts, [task.name for task in tasks]))
+    return sorted(groups, key=lambda group: (group.waits_for != RUNNING, not group.is_held_up, -group.tasks))
+
+
+def sentences_of(rows: list[LoopRow]) -> list[str]:
+    """Return a sentence for each loop that a task blocks, or in which tasks are held up."""
+    parts_of = [
+        [_part(group) for group in row.groups if group.is_held_up or group.waits_for == RUNNING] for row in rows
+    ]
+    return [
+        f"event loop of {row.comm} {row.loop.tid}: {'; '.join(parts[:_SHOWN])}"
+        for row, parts in zip(rows, parts_of, strict=True)
+        if parts
+    ]
+
+
+def held_up_waits(profile: Profile) -> set[tuple[int, int, int]]:
+    """Return (pid, tid, switch_out_ns) of the waits of event loops in which tasks are held up: the thread is not idle,
+    although it waits for events."""
+    return {loop[:3] for loop in profile.loops if any(group.is_held_up for group in groups_of(loop))}
+
+
+def _part(group: TaskGroup) -> str:
+    where = f" in {group.function}" if group.function else ""
+    if group.waits_for == RUNNING:
+        return f"{group.names[0]} blocks it{where}"
+    waits, more = "task waits" if group.tasks == 1 else "tasks wait", len(group.holders) - _SHOWN
+    holders = ", ".join(group.holders[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    return (
+        f"{group.tasks} {waits} for {group.waits_for}{where}, {f'held by {holders}' if holders else 'holder not known'}"
+    )
+
+
+def _waits_for(task: LoopTask, names: dict[int, str]) -> str:
+    if task.awaits == RUNNING:
+        return RUNNING
+    if task.awaits in ("", "NoneType") or not task.frames:
+        return READY
+    function, file, _ = task.frames[0]
+    if basename(file) in ("locks.py", "queues.py") and "/asyncio/" in file:
+        return f"asyncio.{function if basename(file) == 'queues.py' else function.partition('.')[0]}"
+    if "/asyncio/" in file:
+        return _WORDS.get(function, f"asyncio: {function}")
+    return f"task {names[task.awaited]}" if task.awaited in names else _TYPES.get(task.awaits, task.awaits)
+
+
+def _function(task: LoopTask) -> str:
+    return next((function for function, file, _ in task.frames if "/asyncio/" not in file), "")
+
+
+def _where(task: LoopTask) -> str:
+    leaf, own = task.frames[0][0] if task.frames else READY, _function(task)
+    return f"{leaf} in {own}" if own and own != leaf else leaf

@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read the tasks of asyncio's event loops from the memory of processes that run CPython 3.14, while the loop's thread
+is blocked. Two tables made for readers from outside say where everything is: `_Py_DebugOffsets`, at the begin of the
+section `.PyRuntime`, and `Py_AsyncioModuleDebugOffsets` (Modules/_asynciomodule.c), the section `.AsyncioDebug`.
+
+Memory may hold anything: reads, lists and chains are bounded, and what cannot be read ends the list of tasks. A list
+counts if the thread has not run meanwhile (its number of context switches).
+"""
+
+import json
+import os
+import re
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from perf_offcpu import losses
+from perf_offcpu.abi.counters import TASKS, TASKS_MAGIC, VERSION
+from perf_offcpu.binary.line_table import LineTable
+from perf_offcpu.collect.bpf.last_tasks import LastTasks
+from perf_offcpu.collect.events.perf_event import NATIVE
+from perf_offcpu.collect.existing.maps import parse_maps, read_maps
+from perf_offcpu.collect.kernel_totals.user_stacks import Unread, of_each
+from perf_offcpu.collect.python.offsets import RUNTIME, find_section
+from perf_offcpu.files import open_regular, read_kernel
+
+_MOST_S: Final = 4.0  # time for all processes
+_MOST_THREAD_S: Final = 0.5
+_MOST_READS: Final = 100_000  # of one thread
+_MOST_TASKS, _MOST_DEPTH, _MOST_SLOTS, _MOST_WAITERS, _MOST_THREADS, _MOST_FILES = 2000, 64, 256, 64, 4096, 16
+_MOST_SET, _MOST_LINES, _MOST_NAME, _MOST_OFFSET = 1024, 16 << 10, 250, 1 << 20  # bytes and characters
+_MOST_OWN, _FULL = 40 << 10, 8 << 10  # bytes of one task, and of a payload to which no task is added
+_TRIES: Final = 3
+_TAGS: Final = 7
+_LAST_LINE: Final = 10**9 - 1
+_FILES: Final = re.compile(rb"/(?:_asyncio\.cpython-314[^/]*|(?:lib)?python3\.14[^/]*)$")
+_CODECS: Final = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
+_MINOR, _COOKIE, _HEAD = 14, b"xdebugpy", 704
+_OFFSETS: Final = {
+    "interpreters": 40, "next_interpreter": 64, "threads": 72, "next_thread": 192, "native_id": 224, "code": 264,
+    "instruction": 272, "locals": 280, "stack_top": 296, "file": 320, "name": 336, "lines": 344, "first_line": 352,
+    "local_names": 368, "instructions": 384, "type": 408, "type_name": 424, "type_flags": 440, "tuple_size": 464,
+    "set_table": 512, "set_mask": 520, "bytes_size": 600, "bytes": 608, "frame": 680, "frame_state": 688, "next": 696,
+}  # fmt: skip
+"""Name → where `_Py_DebugOffsets` of 3.14 has the offset."""
+_DEBUG: Final = b".AsyncioDebug"
+_DEBUG_NAMES: Final = (
+    "task_size task_name awaited_by is_task awaited_by_is_set coroutine node interpreter_size tasks_of_interpreter "
+    "thread_size running_loop running_task tasks"
+).split()
+_DEBUG_TABLE: Final = struct.Struct("<13Q")
+_IS_INT: Final = 1 << 24  # Py_TPFLAGS_LONG_SUBCLASS
+_AWAITING, _EXECUTING = -1, 0  # enum _framestate; greater ones have ended
+_FUNCTION_NAME: Final = 32  # func_name of PyFunctionObject
+_WITH_FRAME: Final = frozenset("coroutine generator async_generator".split())
+_WRAPPERS: Final = frozenset(
+    "coroutine_wrapper async_generator_asend async_generator_athrow _asyncio.FutureIter".split()
+)
+_FIRST_MEMBER: Final = 16  # of _WRAPPERS: what they wait for
+_SYNCHRONIZES: Final = re.compile(r"/asyncio/(?:locks|queues)\.py$")
+
+Task = tuple[int, str, str, int, list[int], list[int], list[tuple[str, str, int]]]
+"""As a line of the text of abi.counters.TASKS."""
+
+
+def with_event_loops(last: LastTasks, pids: frozenset[int], unread: Unread) -> LastTasks:
+    """Return `last` with the payloads that describe the tasks of event loops of waiting threads. `pids`: processes that
+    run CPython. `unread`: counts the loops whose tasks could not be read, or not all of them."""
+    rows = [row for row in last.waiting().tolist() if int(last.tasks["pid"][row]) in pids]
+    if not rows:
+        return last
+    pid, tid, since, switches = (last.tasks[name].tolist() for name in ("pid", "tid", "switch_out_ns", "nr_switches"))
+    places = dict[int, tuple[int, int] | None]()
+
+    def read(row: int) -> tuple[int, bool, list[Task]] | None:
+        if pid[row] not in places:
+            places[pid[row]] = find_tables(pid[row])
+        tables = places[pid[row]]
+        return read_loop(pid[row], tid[row], tables) if tables else None
+
+    answers = of_each(rows, [pid[row] for row in rows], read, unread, _MOST_S)
+    payloads = list[bytes]()
+    for row, (count, is_whole, tasks) in ((row, answer) for row, answer in answers.items() if answer):
+        unread.lost.add(losses.EVENT_LOOP_UNREAD, int(not is_whole))
+        payloads += task_payloads(pid[row], tid[row], since[row] if count == switches[row] else 0, tasks)
+    return replace(last, python=(*last.python, *payloads))
+
+
+def find_tables(pid: int) -> tuple[int, int] | None:
+    """Return the addresses of `_Py_DebugOffsets` and `Py_AsyncioModuleDebugOffsets` in a process; None if it has not
+    imported asyncio, or is of a version without them. Raises OSError: its mappings cannot be read."""
+    text, places = read_maps(pid), dict[bytes, int]()
+    mappings = parse_maps(text) if b"python3.14" in text else ()
+    files = {mapping.inode: mapping for mapping in mappings if not mapping.offset and _FILES.search(mapping.name)}
+    for mapping in [*files.values()][:_MOST_FILES]:
+        fd = open_regular(f"/proc/{pid}/map_files/{mapping.start:x}-{mapping.end:x}")
+        try:
+            for name in (RUNTIME, _DEBUG):
+                section = find_section(fd, name)
+                place = section.place_in(mapping.start, mapping.offset) if section else None
+                places |= {name: place} if place is not None else {}
+        finally:
+            os.close(fd)
+    return (places[RUNTIME], places[_DEBUG]) if len(places) == 2 else None
+
+
+def read_loop(pid: int, tid: int, tables: tuple[int, int]) -> tuple[int, bool, list[Task]] | None:
+    """Return (context switches of a thread, whether all tasks could be read, tasks of its event loop), read while it
+    stands still; None if it runs no event loop. `tables`: of `find_tables`. Raises OSError: the process has ended."""
+    # direct: a file of /proc
+    memory, until_s = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC), time.monotonic() + _MOST_THREAD_S
+    try:
+        for _ in range(_TRIES):
+            before, own_id = _switches(pid, tid)
+            tasks, is_whole = list[Task](), True
+            try:
+                loop = _Loop(memory, until_s, tables)
+                thread = loop.thread(own_id)
+                if not thread:
+                    return None
+                tasks.extend(loop.tasks(thread))
+            except _UnreadableError:
+                is_whole = False
+            if before >= 0 and _switches(pid, tid)[0] == before:
+                return before, is_whole, tasks
+            time.sleep(0.002)
+        return -1, False, []
+    finally:
+        os.close(memory)
+
+
+def _switches(pid: int, tid: int) -> tuple[int, int]:
+    """Return (number of context switches of a thread, -1 if it runs; its id in its own PID namespace)."""
+    lines = read_kernel(f"/proc/{pid}/task/{tid}/status").split(b"\n")
+    fields = dict(line.split(b":\t", 1) for line in lines if b":\t" in line)
+    count = int(fields[b"voluntary_ctxt_switches"]) + int(fields[b"nonvoluntary_ctxt_switches"])
+    return -1 if fields[b"State"].startswith(b"R") else count, int(fields[b"NSpid"].split()[-1])
+
+
+class _UnreadableError(Exception):
+    """Memory cannot be read, or what it holds makes no sense, or the limits of one thread are reached."""
+
+
+class _Loop:
+    """Reader of the tasks of one thread. `memory`: descriptor of /proc/PID/mem. `until_s`: time after which nothing is
+    read. `tables`: of `find_tables`."""
+
+    def __init__(self, memory: int, until_s: float, tables: tuple[int, int]) -> None:
+        self._memory, self._left, self._until_s, self._runtime = memory, _MOST_READS, until_s, tables[0]
+        head = self._read(tables[0], _HEAD)
+        self._at = {name: int.from_bytes(head[place : place + 8], "little") for name, place in _OFFSETS.items()}
+        debug = _DEBUG_TABLE.unpack(self._read(tables[1], _DEBUG_TABLE.size))
+        self._at |= dict(zip(_DEBUG_NAMES, debug, strict=True))
+        is_free_threaded = head[16]
+        if head[:8] != _COOKIE or head[10] != _MINOR or is_free_threaded or max(self._at.values()) > _MOST_OFFSET:
+            raise _UnreadableError
+        self._types: dict[int, tuple[str, int]] = {}
+        self._codes: dict[int, tuple[str, str, LineTable, int]] = {}
+
+    def _read(self, address: int, size: int) -> bytes:
+        self._left -= 1
+        try:
+            content = os.pread(self._memory, size, address) if self._left > 0 else b""
+        except (OSError, OverflowError):
+            content = b""
+        if len(content) != size or time.monotonic() > self._until_s:
+            raise _UnreadableError
+        return content
+
+    def _word(self, base: int, member: str | int = 0, size: int = 8, *, signed: bool = False) -> int:
+        """Return an integer of `size` bytes, at an offset or at that of a member."""
+        offset = self._at[member] if isinstance(member, str) else member
+        return int.from_bytes(self._read(base + offset, size), "little", signed=signed)
+
+    def _text(self, address: int) -> str:
+        """Return the text of a str object."""
+        _, _, length, _, state = struct.unpack("<4QI", self._read(address, 36))
+        kind = state >> 2 & 7
+        begin = address + (40 if state & 64 else 56)
+        return self._read(begin, min(length, _MOST_NAME) * kind).decode(_CODECS.get(kind, "latin-1"), "replace")
+
+    def thread(self, native_id: int) -> int:
+        """Return the address of the state of a thread that runs an event loop; 0 if it runs none."""
+        left, interpreter = _MOST_THREADS, self._word(self._runtime, "interpreters")
+        while interpreter:
+            thread = self._word(interpreter, "threads")
+            while thread and left > 0:
+                left -= 1
+                if self._word(thread, "native_id") == native_id:
+                    return thread if self._word(thread, "running_loop") else 0
+                thread = self._word(thread, "next_thread")
+            left -= 1
+            interpreter = self._word(interpreter, "next_interpreter") if left > 0 else 0
+        return 0
+
+    def tasks(self, thread: int) -> Iterator[Task]:
+        """Yield the tasks that have not ended, oldest first."""
+        head, running = thread + self._at["tasks"], self._word(thread, "running_task")
+        node = self._word(head, "next")
+        for _ in range(_MOST_TASKS):
+            if node == head:
+                return
+            task = node - self._at["node"]
+            name = self._word(task, "task_name")
+            is_number = self._type(name)[1] & _IS_INT
+            text = f"Task-{self._word(name, 24, 4)}" if is_number else self._text(name)
+            frames, awaits, thing, inside = self._coroutines(self._word(task, "coroutine"))
+            awaits = "running" if task == running else awaits
+            yield task, text, awaits, thing, self._awaited_by(task), inside[:_MOST_WAITERS], frames
+            node = self._word(node, "next")
+        raise _UnreadableError
+
+    def _coroutines(self, coroutine: int) -> tuple[list[tuple[str, str, int]], str, int, list[int]]:
+        """Return (frames, type of what they await, object that they wait for, objects of `async with`) of a task."""
+        frames, inside, awaits, thing, lock = list[tuple[str, str, int]](), list[int](), "", 0, 0
+        for _ in range(_MOST_DEPTH):
+            name = self._type(coroutine)[0]
+            if name in _WRAPPERS:
+                coroutine = self._word(coroutine, _FIRST_MEMBER)
+                continue
+            if name not in _WITH_FRAME:
+                awaits, thing = name, coroutine
+                break
+            state = self._word(coroutine, "frame_state", 1, signed=True)
+            if state > _EXECUTING:
+                break
+            frame, own, held, coroutine = self._frame(coroutine + self._at["frame"])
+            frames.append(frame)
+            inside += held
+            lock = own if _SYNCHRONIZES.search(frame[1]) else lock
+            is_call = state == _EXECUTING and coroutine and self._type(coroutine)[0] in _WITH_FRAME
+            if not coroutine or not (state == _AWAITING or is_call):
+                break
+        return frames[::-1], awaits, lock or thing, inside
+
+    def _frame(self, frame: int) -> tuple[tuple[str, str, int], int, list[int], int]:
+        """Return ((function, file, line), first local variable, objects of `async with`, top of the stack)."""
+        code = self._word(frame, "code") & ~_TAGS
+        if code not in self._codes:
+            lines = self._word(code, "lines")
+            content = self._read(lines + self._at["bytes"], min(self._word(lines, "bytes_size"), _MOST_LINES))
+            table = LineTable(content, self._word(code, "first_line", 4), _MINOR)
+            texts = self._text(self._word(code, "name")), self._text(self._word(code, "file"))
+            self._codes[code] = *texts, table, self._word(self._word(code, "local_names"), "tuple_size")
+        name, file, table, nr_locals = self._codes[code]
+        line = table.line_of((self._word(frame, "instruction") - code - self._at["instructions"]) // 2)
+        begin = frame + self._at["locals"]
+        size = min(max(self._word(frame, "stack_top") - begin, 0) // 8, _MOST_SLOTS)
+        slots = [word & ~_TAGS for (word,) in struct.iter_unpack("<Q", self._read(begin, 8 * size))]
+        stack = slots[nr_locals:]
+        held = [own for exit_, own in zip(stack, stack[1:], strict=False) if exit_ and own and self._is_exit(exit_)]
+        place = name, file, min(max(line, 0), _LAST_LINE)
+        return place, slots[0] if slots and nr_locals else 0, held, stack[-1] if stack else 0
+
+    def _is_exit(self, function: int) -> bool:
+        try:
+            is_function = self._type(function)[0] == "function"
+            return is_function and self._text(self._word(function, _FUNCTION_NAME)) == "__aexit__"
+        except _UnreadableError:  # a slot may hold a number
+            return False
+
+    def _type(self, thing: int) -> tuple[str, int]:
+        """Return name and flags of an object's type."""
+        kind = self._word(thing, "type")
+        if kind not in self._types:
+            name = self._word(kind, "type_name")
+            content = self._read(name, min(64, 4096 - name % 4096))  # it may stand at the end of a page
+            self._types[kind] = content.split(b"\0")[0].decode("utf-8", "replace"), self._word(kind, "type_flags")
+        return self._types[kind]
+
+    def _awaited_by(self, task: int) -> list[int]:
+        waiter = self._word(task, "awaited_by")
+        if not waiter or not self._word(task, "awaited_by_is_set", 1):
+            return [waiter] if waiter else []
+        size = min(self._word(waiter, "set_mask") + 1, _MOST_SET)
+        table = struct.iter_unpack("<QQ", self._read(self._word(waiter, "set_table"), 16 * size))
+        return [key for key, _ in table if key][:_MOST_WAITERS]
+
+
+def task_payloads(pid: int, tid: int, since_ns: int, tasks: list[Task]) -> list[bytes]:
+    """Return payloads (abi.counters.TASKS) of the tasks of a thread's event loop. `since_ns`: begin of its wait; 0 if
+    the thread has run since."""
+    payloads, text, number = list[bytes](), b"", 0
+    for index, (*facts, frames) in enumerate(tasks):
+        kept = frames
+        while len(line := json.dumps([*facts, kept]).encode() + b"\n") > _MOST_OWN:
+            kept = kept[: len(kept) // 2]
+        text, number = text + line, number + 1
+        if len(text) > _FULL or index == len(tasks) - 1:
+            values = {"magic": TASKS_MAGIC, "version": VERSION, "nr": number, "pid": pid, "tid": tid}
+            payloads.append(TASKS.pack(values | {"switch_out_ns": since_ns, "text": text}, NATIVE))
+            text, number = b"", 0
+    return payloads

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tasks of asyncio's event loops: all that the program itself says of its tasks is in the recording."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from builders import program
+from kernel.recorder import run, until
+
+from perf_offcpu import losses
+from perf_offcpu.model.recording import EventLoop, SampleFlag
+
+pytestmark = [
+    pytest.mark.beside,
+    pytest.mark.skipif(not shutil.which("python3.14"), reason="needs python3.14 (Debian sid: apt install python3.14)"),
+]
+
+TASKS = """
+import asyncio, json, random, sys, time
+
+class Repo:
+    def __init__(self):
+        self.lock, self.slots = asyncio.Lock(), asyncio.Semaphore(2)
+    async def save(self):
+        async with self.lock:
+            raise AssertionError
+    async def slot(self):
+        async with self.slots:
+            await asyncio.Event().wait()
+
+async def deep(depth, last):
+    if depth:
+        await deep(depth - 1, last)
+    else:
+        await last
+
+async def holder(repo):
+    async with repo.lock:
+        await asyncio.sleep(1000)
+
+async def takes(repo, other):
+    await other.acquire()
+    await asyncio.gather(repo.save(), asyncio.Queue().get())
+
+async def passes(function, lock, value):
+    function(lock, await value)
+
+async def items(queue):
+    while True:
+        yield await queue.get()
+
+async def consumer(queue):
+    async for item in items(queue):
+        pass
+
+def chain(task):
+    coroutine, frames = task.get_coro(), []
+    while hasattr(coroutine, "cr_frame"):
+        frames.append((coroutine.cr_code.co_qualname, coroutine.cr_code.co_filename, coroutine.cr_frame.f_lineno))
+        coroutine = coroutine.cr_await
+    return frames[::-1]
+
+def log():
+    print(json.dumps({t.get_name(): chain(t) for t in asyncio.all_tasks()}), flush=True)
+    if sys.argv[1:] == ["block"]:
+        asyncio.get_running_loop().call_later(0.05, blocks.set)
+
+async def blocker():
+    await blocks.wait()
+    time.sleep(1000)
+
+async def main():
+    global blocks
+    repo, other, blocks = Repo(), asyncio.Lock(), asyncio.Event()
+    asyncio.create_task(holder(repo), name="Holder")
+    await asyncio.sleep(0.01)
+    async with asyncio.TaskGroup() as group:
+        for number in range(9):
+            group.create_task(repo.save(), name=f"save-{number}")
+        for number in range(5):
+            group.create_task(repo.slot())
+        for number in range(30):
+            group.create_task(deep(random.randrange(20), asyncio.Event().wait()), name=f"\\u0394-{number}")
+        group.create_task(takes(repo, other), name="takes")
+        group.create_task(passes(print, repo.lock, asyncio.Event().wait()), name="passes")
+        group.create_task(consumer(asyncio.Queue()), name="consumer")
+        group.create_task(blocker(), name="blocker")
+        asyncio.get_running_loop().call_later(0.1, log)
+
+asyncio.run(main())
+"""
+Chains = dict[str, list[tuple[str, str, int]]]
+
+
+@contextmanager
+def running(*arguments: str) -> Iterator[tuple[int, Chains]]:
+    """Run the program; yield its pid and the coroutines of its tasks, by its own log."""
+    command = ["python3.14", "-c", TASKS, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None
+            log = json.loads(child.stdout.readline())
+            yield child.pid, {name: [tuple(frame) for frame in frames] for name, frames in log.items()}
+        finally:
+            child.kill()
+
+
+def loop_of(pid: int, cwd: Path) -> EventLoop:
+    """Record a process for a moment; return its event loop."""
+    (loop,) = run("-p", str(pid), "--duration", "0.5", cwd=cwd).recording.loops
+    assert (loop.pid, loop.tid) == (pid, pid)
+    return loop
+
+
+def test_tasks_are_those_of_the_program_and_the_report_names_lock_and_holder(tmp_path: Path) -> None:
+    with running() as (pid, log):
+        loop = loop_of(pid, tmp_path)
+    assert loop.switch_out_ns > 0
+    tasks = {task.name: task for task in loop.tasks}
+    assert len(tasks) == len(loop.tasks) == len(log) == 52
+    asynchronous = tasks.pop("consumer")  # the program cannot see through its generator
+    assert [frame[0] for frame in asynchronous.frames] == ["Queue.get", "items", "consumer"]
+    assert {name: list(task.frames) for name, task in tasks.items()} == {
+        n: c for n, c in log.items() if n != "consumer"
+    }
+    main = tasks["Task-1"]
+    assert {name for name, task in tasks.items() if main.address in task.awaited_by} >= {"save-0", "takes", "blocker"}
+    assert main.address not in tasks["Holder"].awaited_by
+
+    shown = program.run("report", "-i", "perf.data", cwd=tmp_path).stdout
+    text = " ".join(shown.replace("\n#", "").split())
+    # Neither the task that has it on its stack nor the one with another lock holds it.
+    assert "10 tasks wait for asyncio.Lock in Repo.save, held by Holder (sleep in holder);" in text
+    assert "; 3 tasks wait for asyncio.Semaphore in Repo.slot, held by Task-" in text
+    assert "Idle besides" not in text and " 30 " in text
+    groups = json.loads(program.run("report", "-i", "perf.data", "--json", cwd=tmp_path).stdout)["event_loops"][0][
+        "waits"
+    ]
+    assert sum(group["tasks"] for group in groups) == 52
+    assert [group["waits_for"] for group in groups if group["function"] == "consumer"] == []
+    assert [(g["waits_for"], g["names"]) for g in groups if g["function"] == "items"] == [
+        ("asyncio.Queue.get", ["consumer"])
+    ]
+
+
+@pytest.mark.long
+def test_task_that_blocks_the_loop_is_named(tmp_path: Path) -> None:
+    with running("block") as (pid, _):
+        until(lambda: "nanosleep" in Path(f"/proc/{pid}/stack").read_text())
+        loop = loop_of(pid, tmp_path)
+    (task,) = [task for task in loop.tasks if task.awaits == "running"]
+    assert task.name == "blocker" and task.frames[0][0] == "blocker"
+    text = program.run("report", "-i", "perf.data", "--summary", cwd=tmp_path).stdout
+    assert f"event loop of python3.14 {pid}: " in text and "blocker blocks it in blocker" in " ".join(text.split())
+
+
+@pytest.mark.long
+def test_loop_that_runs_all_the_time_is_read_or_counted(tmp_path: Path) -> None:
+    busy = (
+        "import asyncio\nasync def f():\n print(1, flush=True)\n while 1: await asyncio.sleep(1e-5)\nasyncio.run(f())"
+    )
+    with subprocess.Popen(["python3.14", "-c", busy], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None and child.stdout.readline()
+        recording = run("-p", str(child.pid), "--duration", "0.5", cwd=tmp_path).recording
+        child.kill()
+    loops = [loop for loop in recording.loops if loop.tasks]
+    assert (
+        loops
+        or recording.losses.get(losses.EVENT_LOOP_UNREAD)
+        or not recording.samples.has(SampleFlag.STILL_BLOCKED).any()
+    )
+    for loop in loops:
+        assert [task.frames[-1][0] for task in loop.tasks] == ["f"]

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tasks of event loops in memory that is not what it says: bounded, and never an exception."""
+
+import random
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from perf_offcpu.collect.events.perf_event import NATIVE
+from perf_offcpu.collect.python import event_loops
+from perf_offcpu.collect.python.event_loops import Task, find_tables, read_loop, task_payloads
+from perf_offcpu.decode.account import read_loop_tasks
+
+SIZE = 16384
+VICTIM = """
+import ctypes, sys
+memory = ctypes.create_string_buffer({size})
+print(ctypes.addressof(memory), flush=True)
+sys.stdin.read()
+"""
+INTERPRETER, THREAD, TASK, CORO, CODE, TYPES, NAME, LINES, NAMES, LOCK, FUNCTION, SET, DEBUG = range(1024, 14336, 1024)
+TYPE_TEXTS = ("_asyncio.Task", "coroutine", "str", "int", "function", "_asyncio.FutureIter", "_asyncio.Future")
+
+
+def text_object(base: int, text: bytes) -> bytes:
+    return struct.pack("<4QI4x", 1, base + TYPES + 2 * 64, len(text), 0, 1 << 2 | 1 << 5 | 1 << 6) + text + b"\0"
+
+
+def image(base: int, pid: int) -> bytearray:
+    """Return memory at `base` with a runtime, and an event loop of thread `pid` with a task in `Lock.acquire`."""
+    memory = bytearray(SIZE)
+
+    def put(offset: int, *words: int) -> None:
+        struct.pack_into(f"<{len(words)}Q", memory, offset, *words)
+
+    offsets = {
+        "interpreters": 800, "next_interpreter": 0, "threads": 8, "next_thread": 8, "native_id": 16, "code": 0,
+        "instruction": 56, "locals": 80, "stack_top": 64, "file": 112, "name": 136, "lines": 144, "first_line": 68,
+        "local_names": 96, "instructions": 208, "type": 8, "type_name": 24, "type_flags": 32, "tuple_size": 16,
+        "set_table": 40, "set_mask": 32, "bytes_size": 16, "bytes": 32, "frame": 72, "frame_state": 67, "next": 0,
+    }  # fmt: skip
+    for name, place in event_loops._OFFSETS.items():
+        put(place, offsets[name])
+    memory[:8], memory[8:12] = b"xdebugpy", bytes((0xF0, 10, 14, 3))
+    put(800, base + INTERPRETER)
+    put(INTERPRETER, 0, base + THREAD)
+    put(DEBUG, 200, 32, 40, 48, 49, 56, 64, 0, 0, 0, 32, 40, 48)
+    node = base + TASK + 64
+    put(THREAD, 0, 0, pid, 0, base + LOCK, 0, node)
+    put(TASK, 1, base + TYPES, 0, 0, base + NAME, base + SET, 0x101, base + CORO, base + THREAD + 48)
+    for number, text in enumerate(TYPE_TEXTS):
+        put(TYPES + 64 * number, 0, 0, 0, base + TYPES + 512 + 32 * number, (text == "int") << 24)
+        memory[TYPES + 512 + 32 * number : TYPES + 512 + 32 * number + len(text)] = text.encode()
+    put(CORO, 1, base + TYPES + 64)
+    memory[CORO + 67] = 255
+    frame = CORO + 72
+    put(frame, base + CODE)
+    put(frame + 56, base + CODE + 208 + 4, base + frame + 80 + 32)
+    put(frame + 80, base + LOCK, base + FUNCTION, base + LOCK, base + LOCK + 256)
+    put(LOCK + 256, 1, base + TYPES + 320, base + LOCK + 512)
+    put(LOCK + 512, 1, base + TYPES + 384)
+    put(CODE + 112, base + NAME + 128, 0, 0, base + NAME + 256, base + LINES)
+    put(CODE + 96, base + NAMES)
+    struct.pack_into("<I", memory, CODE + 68, 40)
+    put(NAMES, 1, 0, 1)
+    put(LINES, 1, 0, 4)
+    memory[LINES + 32 : LINES + 36] = bytes((0x80 | 10 << 3 | 1, 0, 0, 0x80 | 11 << 3))
+    put(FUNCTION, 1, base + TYPES + 256, 0, 0, base + NAME + 384)
+    put(SET, 0, 0, 0, 0, 1, base + SET + 64)
+    put(SET + 64, 0, 0, base + TASK, 7)
+    texts = ((0, b"first"), (128, b"/lib/asyncio/locks.py"), (256, b"Lock.acquire"), (384, b"__aexit__"))
+    for offset, line in texts:
+        content = text_object(base, line)
+        memory[NAME + offset : NAME + offset + len(content)] = content
+    return memory
+
+
+@contextmanager
+def victim() -> Iterator[tuple[int, int]]:
+    """Yield (pid, address of SIZE bytes of its memory) of a process that waits."""
+    command = [sys.executable, "-S", "-c", VICTIM.format(size=SIZE)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        yield child.pid, int(child.stdout.readline())
+        child.kill()
+
+
+def read(pid: int, base: int, memory: bytearray) -> tuple[int, bool, list[Task]] | None:
+    """Put `memory` into a process and read its event loop."""
+    with open(f"/proc/{pid}/mem", "r+b", buffering=0) as file:
+        file.seek(base)
+        file.write(memory)
+    for _ in range(1000):
+        result = read_loop(pid, pid, (base, base + DEBUG))
+        if result is None or result[0] >= 0:
+            return result
+    raise AssertionError("it never stood still")
+
+
+def test_memory_that_is_damaged() -> None:
+    generator = random.Random(7)
+    outcomes = set()
+    with victim() as (pid, base):
+        good = image(base, pid)
+        result = read(pid, base, good)
+        assert result is not None
+        count, is_whole, (task,) = result
+        assert count > 0 and is_whole
+        lock, frames = base + LOCK, [("Lock.acquire", "/lib/asyncio/locks.py", 41)]
+        assert task == (base + TASK, "first", "_asyncio.Future", lock, [base + TASK], [lock], frames)
+        used = [offset for offset in range(0, SIZE, 8) if any(good[offset : offset + 8])]
+        for _ in range(700):
+            memory = bytearray(good)
+            for offset in generator.sample(used, generator.choice((1, 1, 1, 2, 5))):
+                inside = base + generator.choice(used)
+                words = (0, inside, inside + 64, 2**64 - 1, 2**63, 2**31, 8, generator.getrandbits(64))
+                struct.pack_into("<Q", memory, offset, generator.choice(words))
+            result = read(pid, base, memory)
+            outcomes.add(result and result[1])
+            tasks = result[2] if result else []
+            assert len(tasks) <= event_loops._MOST_TASKS
+            payloads = task_payloads(7, 8, 9, tasks)
+            assert max(map(len, payloads), default=0) < 65000
+            assert sum(len(read_loop_tasks(payload, NATIVE)[1]) for payload in payloads) == len(tasks)
+    assert outcomes == {None, False, True}
+
+
+def test_long_tables_of_tasks() -> None:
+    frames = [("\u0394" * 250, "\U0001f600" * 250, 10**9 - 1)] * 64
+    task: Task = (2**64 - 1, "\0\n" * 125, "x", 0, [2**64 - 1] * 64, [2**64 - 1] * 64, frames)
+    payloads = task_payloads(7, 8, 9, [task] * 50)
+    assert max(map(len, payloads)) < 65000
+    tasks = [row for payload in payloads for row in read_loop_tasks(payload, NATIVE)[1]]
+    assert len(tasks) == 50 and tasks[0].name == r"\x00\n" * 125 and 5 < len(tasks[0].frames) < 64
+    cut = payloads[0][:-40]
+    assert read_loop_tasks(cut, NATIVE)[1] == [] and read_loop_tasks(cut[:20], NATIVE)[1] == []
+
+
+def test_process_without_event_loops() -> None:
+    with victim() as (pid, _):
+        assert find_tables(pid) is None
+    with pytest.raises(OSError, match="No such"):
+        find_tables(2**22 + 1)
