@@ -8,7 +8,6 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
-from urllib.parse import urlsplit
 
 from perf_offcpu.agent.endpoint import is_open_to_others
 from perf_offcpu.errors import UsageError
@@ -42,7 +41,7 @@ class AgentConfig:
     spool_bytes: int = 256 << 20  # its limit
     listen: str = f"127.0.0.1:{PORT}"  # where metrics are: ADDRESS:PORT or unix:PATH; "" none
     token_file: str = ""  # token that requests for them show; "" none
-    containers: str = ""  # where names of containers are asked for: unix:PATH (CRI), URL (kubelet); "" nowhere
+    containers: str = ""  # CRI socket that is asked for names of containers, unix:PATH; "" none
     labels: tuple[tuple[str, str], ...] = ()  # of this host
     record: tuple[str, ...] = ()  # further options of `perf-offcpu record`
 
@@ -103,21 +102,11 @@ def make_config(values: Mapping[str, Any]) -> AgentConfig:
         raise UsageError("--spool: the name is empty")
     if config.listen and not config.token_file and is_open_to_others(config.listen):
         raise UsageError(f"--listen {config.listen}: other machines can reach it: --token-file is needed")
-    if config.containers and not _is_asked(config.containers):
-        raise UsageError(f"--containers {config.containers}: give unix:PATH of a CRI socket, or http://HOST:10255")
+    if config.containers and not re.fullmatch("unix:/.+", config.containers):
+        raise UsageError(f"--containers {config.containers}: give unix:PATH of a CRI socket")
     if not config.dataset and not config.push:
         raise UsageError("there is nothing to write to: give --dataset, --push, or both")
     return config
-
-
-def _is_asked(place: str) -> bool:
-    """Return whether `agent.containers` can ask at a place."""
-    try:
-        parts = urlsplit(place)
-        is_url = parts.scheme == "http" and bool(parts.hostname and parts.port) and not (parts.query or parts.username)
-    except ValueError:
-        return False
-    return place.isprintable() and (is_url or bool(re.fullmatch("unix:/.+", place)))
 
 
 def _place(values: Mapping[str, Any]) -> str:

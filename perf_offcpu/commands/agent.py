@@ -33,8 +33,8 @@ _OUTPUT = f"""
 --keep AGE: remove hours of the dataset, of all hosts, that ended this long ago: 30d, 12h (default: never)
 --push KIND=URL: push segments to this server; may be given several times
 {ACCESS.strip()}
---containers PLACE: ask there for pods, names and images of containers, for the dataset: unix:PATH of a CRI socket
-  (/run/containerd/containerd.sock), or http://HOST:10255 of the kubelet (default: ids alone)
+--containers unix:PATH: ask this CRI socket (/run/containerd/containerd.sock) for pods, names and images of
+  containers, for the dataset (default: ids alone)
 --label NAME=VALUE: label of this host in dataset and servers; may be given several times
 """
 _RECORDING = """

@@ -109,7 +109,7 @@ class HttpSender:
         expired = threading.Event()
         if connection.sock is None:
             connection.connect()
-        timer = threading.Timer(self._options.timeout_s, cut, (connection.sock, expired))
+        timer = threading.Timer(self._options.timeout_s, _cut, (connection.sock, expired))
         timer.daemon = True
         timer.start()
         try:
@@ -170,7 +170,7 @@ def _connect_to(address: tuple[str, int], timeout_s: float, _: object = None) ->
     raise problem
 
 
-def cut(sock: socket.socket, expired: threading.Event) -> None:
+def _cut(sock: socket.socket, expired: threading.Event) -> None:
     """Shut down the socket of a request that takes too long and set `expired`: its reader gets an error."""
     expired.set()
     with suppress(OSError):
