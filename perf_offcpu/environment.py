@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choose the environment variables that root believes, and the environment of every process that is started.
 
-A variable can name a program, a path or options of a program, and so say what root runs, reads and writes.
-Where root was called by another user (`sudo -E`, `su`, pkexec), or HOME is another user's, only variables
-that are known to be harmless stay. This is a list of allowed variables, because those of the pager, the
-compiler and the C library cannot all be known. The recorded command gets all of them: its environment is the
-caller's affair.
+A variable can name a program, a path or options of a program, and so say what root runs, reads and writes. Where root
+was called by another user (`sudo -E`, `su`, pkexec), or HOME is another user's, only variables that are known to be
+harmless stay. This is a list of allowed variables, because those of the pager, the compiler and the C library cannot
+all be known. The recorded command gets all of them: its environment is the caller's affair.
 """
 
 import os

@@ -5,10 +5,9 @@ Stock perf from 6.16 on re-types a raw sample of an event with this name by the 
 
     u32 pid, tid | u64 offcpu_ns | u64 nr | u64 callchain[nr] | u64 cgroup | extension
 
-Samples of two producers must be distinguished. Upstream's end with the cgroup id, and in its samples of
-single waits tid stands before pid (see `decode.retype`). Ours always hold pid (= tgid) first and are marked
-by the extension's magic. Rules for other implementers: Documentation/payload-format.md, whose
-tables are generated from this module.
+Samples of two producers must be distinguished. Upstream's end with the cgroup id, and in its samples of single waits
+tid stands before pid (see `decode.retype`). Ours always hold pid (= tgid) first and are marked by the extension's
+magic. Rules for other implementers: Documentation/payload-format.md, whose tables are generated from this module.
 """
 
 import enum

@@ -12,14 +12,12 @@ that it delays, and all other threads hold the weight of the waits that they del
 
     own waits + weight of edges to it = weight of edges from it + weight that it holds,
 
-and the own waits of all threads sum exactly to the weight that all threads and devices hold
-(`Cascade.check`).
+and the own waits of all threads sum exactly to the weight that all threads and devices hold (`Cascade.check`).
 
-Interrupts wake on behalf of devices, which are nodes by kind: an edge to [disk] is a wait for the disk.
-Summed short waits have no place in time and are left out. If the waker itself slept before the wake-up, it
-passes on nothing from that time on. So each further wait of a chain ends earlier, and the steps end. In
-chains longer than MAX_DEPTH, or with more than MAX_PARTS parts, the remaining weight is held where it is, as
-CUT.
+Interrupts wake on behalf of devices, which are nodes by kind: an edge to [disk] is a wait for the disk. Summed short
+waits have no place in time and are left out. If the waker itself slept before the wake-up, it passes on nothing from
+that time on. So each further wait of a chain ends earlier, and the steps end. In chains longer than MAX_DEPTH, or with
+more than MAX_PARTS parts, the remaining weight is held where it is, as CUT.
 """
 
 import enum

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find deadlocks: threads that wait in a circle for locks that the next one holds.
 
-Only waits count that were not over when the recording ended, or that nothing but the end of the process
-ended, and only holders that are believed (`analysis.holders`). A thread waits for one lock, and one
-thread holds it: so each thread has at most one successor, and following successors ends at a thread that is
-not blocked, at an unknown holder, or in a circle. All waits of a circle must have gone on at one time: else
-the lock may have changed hands in between. A timeout ends a circle with a timed wait: that is no deadlock,
-whether the circle is there at the end or a timer ended it before.
+Only waits count that were not over when the recording ended, or that nothing but the end of the process ended, and only
+holders that are believed (`analysis.holders`). A thread waits for one lock, and one thread holds it: so each thread has
+at most one successor, and following successors ends at a thread that is not blocked, at an unknown holder, or in a
+circle. All waits of a circle must have gone on at one time: else the lock may have changed hands in between. A timeout
+ends a circle with a timed wait: that is no deadlock, whether the circle is there at the end or a timer ended it before.
 """
 
 import numpy as np

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write Trace Event JSON, for ui.perfetto.dev, chrome://tracing and speedscope.
 
-Each thread is a track. A wait is a slice, named after its innermost function, from switch-out to switch-in;
-the part from wake-up to switch-in lies in it as a slice of its own, "run queue". Who woke whom is a flow
-arrow from a short slice on the waker's track to the wait. CPU samples are instants. Thread states are in
-Perfetto's native format only: `ph:"T"` is one to Perfetto and a step of an asynchronous event to
-chrome://tracing, which warns of each.
+Each thread is a track. A wait is a slice, named after its innermost function, from switch-out to switch-in; the part
+from wake-up to switch-in lies in it as a slice of its own, "run queue". Who woke whom is a flow arrow from a short
+slice on the waker's track to the wait. CPU samples are instants. Thread states are in Perfetto's native format only:
+`ph:"T"` is one to Perfetto and a step of an asynchronous event to chrome://tracing, which warns of each.
 
 Sums of short waits and samples without a time have a weight but no place: they stand in a process of their
 own, one after the other. So the durations of all slices of category "offcpu" add up to the profile.

@@ -20,16 +20,14 @@ stack's evidence with system call, state and flags; samples look up the result. 
 A sum with the class other or poll gets the class of similar single waits (`like_single_waits`).
 A rule of the program (`program_rules`) may give the wait another class, or say that it is for work.
 
-A wait is *for work* if another thread, or the outside, ends it with the next piece of work: poll() and
-similar calls, accept(), signals, a terminal, condition variables and semaphores that only others serve
-(`work_of_lock`), and waits of a kernel thread between its jobs. Waits for disks, locks, data on a
-socket or pipe, children and sleeps are not: the work is under way, or only time has to pass.
-Documentation/wait-classes.md explains it.
+A wait is *for work* if another thread, or the outside, ends it with the next piece of work: poll() and similar calls,
+accept(), signals, a terminal, condition variables and semaphores that only others serve (`work_of_lock`), and waits of
+a kernel thread between its jobs. Waits for disks, locks, data on a socket or pipe, children and sleeps are not: the
+work is under way, or only time has to pass. Documentation/wait-classes.md explains it.
 
-A sum has neither a kernel stack nor an object, and read() alone does not tell a pipe from a file. A single
-wait of the same process, in the same system call, called from the same place of the program, does. If such
-single waits have several classes, the most frequent class is used. Waits for a CPU, and of stopped threads, are not
-considered.
+A sum has neither a kernel stack nor an object, and read() alone does not tell a pipe from a file. A single wait of the
+same process, in the same system call, called from the same place of the program, does. If such single waits have
+several classes, the most frequent class is used. Waits for a CPU, and of stopped threads, are not considered.
 """
 
 import numpy as np

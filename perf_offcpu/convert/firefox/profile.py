@@ -2,12 +2,11 @@
 """Write the Firefox Profiler's own ("processed") format, for https://profiler.firefox.com, which reads files
 in the browser and does not upload them.
 
-Each thread has a track. A wait is a sample at its begin, with its stack and its length as weight
-("tracing-ms"), and a marker from its begin to its end, named after its class; the time until the next wait is
-a sample without stack and weight. A wake-up is a marker on the waker's track, with the waker's stack. CPU
-samples are in a thread of their own next to the thread's, and so are samples that have a weight but no place
-in time (sums of short waits, samples without a time), so that no call tree mixes them. A critical path is a
-thread of markers.
+Each thread has a track. A wait is a sample at its begin, with its stack and its length as weight ("tracing-ms"), and a
+marker from its begin to its end, named after its class; the time until the next wait is a sample without stack and
+weight. A wake-up is a marker on the waker's track, with the waker's stack. CPU samples are in a thread of their own
+next to the thread's, and so are samples that have a weight but no place in time (sums of short waits, samples without a
+time), so that no call tree mixes them. A critical path is a thread of markers.
 
 Times and weights are milliseconds with six decimals: nanoseconds, exactly. All weights add up to the
 profile's. Source of the format: src/types/profile.ts and docs-developer/CHANGELOG-formats.md of

@@ -6,13 +6,12 @@ squares (a compound Poisson process). The waits in a sum of short waits are take
 one, which is an upper bound; if that is unknown, as long as the recorder's threshold. Where the stacks of some
 were taken, one for each period, the time of a stack times this period is added.
 
-Two properties of a steady load change this. A thread that waits nearly all the time cannot wait longer by
-chance: if it spends the share p of the time in waits of a row, their variance is (1 - p)^2 times the sum of
-squares (an alternating renewal process). One wait does not prove that, so of n waits 1 / (n + 1) of the
-reduction is doubtful; it counts as far as the other recording has no such waits. And waits of several threads
-have causes in common, such as one checkpoint: so the weights of slices of the recorded time are compared,
-too, each with the next one, and the larger variance counts. Phases of a program that runs from start to end
-are not chance; for whole runs only the squares count.
+Two properties of a steady load change this. A thread that waits nearly all the time cannot wait longer by chance: if it
+spends the share p of the time in waits of a row, their variance is (1 - p)^2 times the sum of squares (an alternating
+renewal process). One wait does not prove that, so of n waits 1 / (n + 1) of the reduction is doubtful; it counts as far
+as the other recording has no such waits. And waits of several threads have causes in common, such as one checkpoint: so
+the weights of slices of the recorded time are compared, too, each with the next one, and the larger variance counts.
+Phases of a program that runs from start to end are not chance; for whole runs only the squares count.
 """
 
 import math
