@@ -3,10 +3,9 @@
 
     (tmp_path / "big.data").write_bytes(big_endian("perf.data"))
 
-File form in, file form out. Text and opaque bytes stay. What has no layout cannot be turned and is left out
-(the features CPU_TOPOLOGY, MEM_TOPOLOGY, BPF_PROG_INFO, BPF_BTF). Raw data is the producer's: off-cpu
-payloads and our counters are turned by their layouts, fields of tracepoints by their formats in TRACING_DATA,
-which is turned itself.
+File form in, file form out. Text and opaque bytes stay. What has no layout cannot be turned and is left out (the
+features CPU_TOPOLOGY, MEM_TOPOLOGY, BPF_PROG_INFO, BPF_BTF). Raw data is the producer's: off-cpu payloads and our
+counters are turned by their layouts, fields of tracepoints by their formats in TRACING_DATA, which is turned itself.
 """
 
 from collections.abc import Iterator

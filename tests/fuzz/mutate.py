@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read and show damaged recordings: `python tests/fuzz/mutate.py [--count N] [--seed S] [--jobs J]`.
 
-Each number from the seed on makes one damaged copy of one small recording (tests/builders/zoo.py). It is
-read; every 16th is dumped and injected, every 32nd printed in several forms, too. Printed is what raised
-anything but our own errors, took longer than `--seconds`, or more memory than `--memory`; the exit status
-is the number of such failures (at most 100). `--only N` runs one number again, with a traceback;
-`--save DIR` keeps what failed.
+Each number from the seed on makes one damaged copy of one small recording (tests/builders/zoo.py). It is read; every
+16th is dumped and injected, every 32nd printed in several forms, too. Printed is what raised anything but our own
+errors, took longer than `--seconds`, or more memory than `--memory`; the exit status is the number of such failures (at
+most 100). `--only N` runs one number again, with a traceback; `--save DIR` keeps what failed.
 """
 
 import random

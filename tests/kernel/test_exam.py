@@ -22,151 +22,8 @@ from perf_offcpu.symbolize.options import SymbolizeOptions
 
 pytestmark = pytest.mark.beside
 
-# thread        class    place in the first screen  because of  object
-EXAM = r"""
-vfork           child     apart -               child
-c11-queue       lock      apart -               ::c11 in exam
-cond-queue      lock      apart -               ready in exam
-cond-queue-proc lock      apart -               shared memory
-cond-queue-time lock      apart -               ready in exam
-count-queue     lock      apart -               ::counted in exam
-sem-queue       lock      apart -               ::items in exam
-sem-queue-procs lock      apart -               shared memory
-sem-queue-timed lock      apart -               ::timed_items in exam
-sysv-queue      lock      apart -               System V semaphores
-accept          network   apart -               tcp listen 127.0.0.1:
-listen/epoll    network   apart -               tcp listen 127.0.0.1:
-listen/poll     network   apart -               tcp listen 127.0.0.1:
-udp/epoll       network   apart -               udp 127.0.0.1:
-udp/poll        network   apart -               udp 127.0.0.1:
-pause           other     apart -
-sigwait         other     apart -
-tty/read        other     apart -               /dev/pts/
-unused/poll     other     apart -               signal
-pipe/epoll      pipe      apart -               pipe
-unix/epoll      pipe      apart -               unix
-eventfd/epoll   poll      apart -               [eventfd]
-eventfd/poll    poll      apart -               [eventfd]
-eventfd/read    poll      apart -               [eventfd]
-fanotify        poll      apart -               [fanotify]
-inotify/epoll   poll      apart -               inotify
-inotify/poll    poll      apart -               inotify
-inotify/read    poll      apart -               inotify
-io_uring        poll      apart -               [io_uring]
-io_uring/socket poll      apart -               [io_uring]
-io_uring/time   poll      apart -               [io_uring]
-perf/epoll      poll      apart -               [perf_event]
-perf/poll       poll      apart -               [perf_event]
-signalfd/epoll  poll      apart -               [signalfd]
-signalfd/poll   poll      apart -               [signalfd]
-signalfd/read   poll      apart -               [signalfd]
-timerfd/epoll   poll      apart -               [timerfd]
-tty/epoll       poll      apart -               /dev/pts/
-tty/poll        poll      apart -               /dev/pts/
-userfaultfd     poll      apart -               [userfaultfd]
-join            child     first -               thread
-join-timed      child     first -               thread
-join/two        child     first -               thread
-pidfd/epoll     child     first other           [pidfd]
-pidfd/poll      child     first other           [pidfd]
-waitid          child     first other           [pidfd]
-waitpid         child     first other           child
-io_uring/file   disk      first -               [io_uring] of /var/tmp/exam-
-mapped          fault     first -               /var/tmp/exam-
-uffd-fault      fault     first -
-adaptive        lock      first adaptive        ::own in exam
-atomic          lock      first other           ::number in exam
-barrier/early   lock      first -               ::barrier in exam
-c11-mutex       lock      first c11-mutex       ::c11 in exam
-c11-timed       lock      first c11-timed       ::c11_timed in exam
-cond-any        lock      first cond-any        ::any+
-cond-lock       lock      first cond-lock       ready in exam
-cond-parked     lock      first cond-parked     seats+
-cond-procs      lock      first cond-procs      shared memory
-cond-timed      lock      first cond-timed      ready in exam
-counting        lock      first counting        ::counting in exam
-errorcheck      lock      first errorcheck      ::own in exam
-fcntl-lock      lock      first fcntl-lock      /tmp/exam-fcntl-lock
-flock           lock      first flock           /tmp/exam-flock
-futex           lock      first other           ::word in exam
-futex-waitv     lock      first other           ::word in exam
-future          lock      first other           futex
-inherit         lock      first inherit         ::own in exam
-latch           lock      first other           ::latch in exam
-mutex           lock      first mutex           ::own in exam
-mutex-clock     lock      first mutex-clock     ::lock in exam
-mutex-procs     lock      first mutex-procs     shared memory
-mutex-timed     lock      first mutex-timed     ::lock in exam
-ofd-lock        lock      first ofd-lock        /tmp/exam-ofd-lock
-once            lock      first other           ::once in exam
-rec-timed-mutex lock      first rec-timed-mutex ::lock in exam
-recursive       lock      first recursive       ::own in exam
-robust          lock      first robust          ::own in exam
-robust-procs    lock      first robust-procs    shared memory
-rwlock-procs    lock      first rwlock-procs    shared memory
-rwlock-timed    lock      first rwlock-timed    ::lock in exam
-rwlock/read     lock      first main            ::lock in exam
-rwlock/write    lock      first -               ::lock in exam
-sem-lock        lock      first sem-lock        ::lock in exam
-sem-named       lock      first sem-named       shared /dev/shm/sem.
-sem-procs       lock      first sem-procs       shared memory
-sem-timed       lock      first sem-timed       ::lock in exam
-shared-mutex    lock      first shared-mutex    ::lock in exam
-shared-timed    lock      first shared-timed    ::lock in exam
-std-barrier/ear lock      first -               __waiter_pool_base
-std-mutex       lock      first std-mutex       ::lock in exam
-sysv-lock       lock      first sysv-lock       System V semaphores
-timed-mutex     lock      first timed-mutex     ::lock in exam
-tcp/epoll       network   first other           tcp 127.0.0.1:
-tcp/poll        network   first other           tcp 127.0.0.1:
-tcp/read        network   first other           tcp 127.0.0.1:
-udp/read        network   first other           udp 127.0.0.1:
-fifo            pipe      first other           /f
-mq              pipe      first other           /perf-offcpu-exam
-pipe/poll       pipe      first other           pipe
-pipe/read       pipe      first other           pipe
-sysv-messages   pipe      first other           System V queue
-unix/poll       pipe      first other           unix
-unix/read       pipe      first other           unix
-affinity        runqueue  first -
-priority        runqueue  first -
-select/sleep    sleep     first -               sleep
-timerfd/poll    sleep     first -               [timerfd]
-timerfd/read    sleep     first -               [timerfd]
-stopped         stopped   first main
-traced          stopped   first main"""
-NAMED = """
-cond-pool       lock      apart -               ready in exam
-py-pool         lock      apart -               _queue
-py-queue        lock      apart -               semaphore
-py-simple-queue lock      apart -               _queue
-unused/cond     lock      apart -               ready in exam
-unused/sem      lock      apart -               ::none in exam
-py-accept       network   apart -               tcp listen 127.0.0.1:
-sh-wait         child     first sleep           any child
-py-async-lock   poll      apart -               [eventpoll]
-py-asyncio      poll      apart -               [eventpoll]
-py-subprocess   child     first sleep           child
-dd              disk      first -               /big
-chrooted        lock      first chrooted        lock in exam+0x
-py-barrier      lock      first other           semaphore
-py-condition    lock      first py-condition    semaphore
-py-event        lock      first py-join         semaphore
-py-flock        lock      first py-flock        /tmp/exam-
-py-join         lock      first -               semaphore
-py-lock         lock      first py-lock         semaphore
-py-mp-lock      lock      first py-mp-lock      shared /dev/shm/sem.
-py-mp-semaphor  lock      first py-mp-semaphor  shared /dev/shm/sem.
-py-rlock        lock      first py-rlock        semaphore
-py-semaphore    lock      first py-semaphore    semaphore
-py-mp-queue     pipe      first -               pipe from py-join
-py-recv         pipe      first py-join         unix
-sh-fifo         pipe      first -               fifo
-py-select       sleep     first -               sleep
-py-sleep        sleep     first -               sleep
-sh-stopped      stopped   first sh
-sh-quota        throttled first -"""
-"""In Python and shell, whose designs need names. A queue of Python has a lock for each wait, as a semaphore of
+EXAM, NAMED = Path(__file__).with_name("exam.txt").read_text().split("\n\n")
+"""`NAMED`: in Python and shell, whose designs need names. A queue of Python has a lock for each wait, as a semaphore of
 threading: only the Python function tells which of both it is."""
 
 SCRIPTS = {
@@ -227,7 +84,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def rows_of(table: str) -> dict[str, list[str]]:
-    return {row.split()[0]: [*row.split(None, 4)[1:], ""][:4] for row in table.split("\n") if row}
+    return {row.split()[0]: [*row.split(None, 4)[1:], ""][:4] for row in table.split("\n") if row and row[0] != "#"}
 
 
 TRIES, MOST_BY_CHANCE = 3, 4

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dashboard and alert rules: they parse, and name metrics and labels that the agent has."""
+"""Dashboard and alert rules: they parse, and name metrics and labels that the agent has. The manifest of the DaemonSet,
+judged by the schema of Kubernetes."""
 
+import copy
 import itertools
 import json
 import re
@@ -10,27 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from jsonschema import Draft202012Validator
 
 from perf_offcpu.agent.metrics import METRICS, PREFIX
 
 SERVICE = Path(__file__).resolve().parents[3] / "service"
 ALERTS, DASHBOARD = SERVICE / "alerts.yaml", SERVICE / "grafana.json"
-_TOP = re.compile(r"groups:|  - name: [a-z-]+|    rules:")
-_RULE = re.compile(
-    r"      - alert: (?P<alert>PerfOffcpuAgent\w+)\n        expr: (?P<expr>.*)\n(        for: \d+[mh]\n)?"
-    r"        labels: \{severity: (info|warning)\}\n        annotations:\n"
-    r'          summary: "\{\{ \$labels\.instance \}\}: (?P<summary>[^"\\]*)"\n'
-)
 
 
 def rules() -> list[dict[str, str]]:
-    """Return the rules, of a file in the part of YAML that they need: nothing else is in it."""
-    lines = [line for line in ALERTS.read_text().splitlines(keepends=True) if not line.startswith("#")]
-    assert all(_TOP.fullmatch(line.rstrip("\n")) for line in lines[:3])
-    text = "".join(lines[3:])
-    matches = list(_RULE.finditer(text))
-    assert "".join(match[0] for match in matches) == text
-    return [match.groupdict() for match in matches]
+    """Return the rules, with the summary of each."""
+    (group,) = yaml.safe_load(ALERTS.read_text())["groups"]
+    assert {rule["labels"]["severity"] for rule in group["rules"]} <= {"info", "warning"}
+    return [rule | {"summary": rule["annotations"]["summary"]} for rule in group["rules"]]
 
 
 def panels() -> list[dict[str, Any]]:
@@ -59,7 +54,8 @@ def test_metrics_and_labels_are_the_agents(expression: str) -> None:
 def test_alerts_name_the_labels_that_their_expressions_keep() -> None:
     assert len({rule["alert"] for rule in rules()}) == len(rules()) > 5
     for rule in rules():
-        labels = set(re.findall(r"\$labels\.(\w+)", rule["summary"]))
+        assert rule["summary"].startswith("{{ $labels.instance }}: ")
+        labels = set(re.findall(r"\$labels\.(\w+)", rule["summary"])) - {"instance"}
         assert labels <= set(re.findall(r"by \(instance, (\w+)\)", rule["expr"]))
 
 
@@ -82,3 +78,41 @@ def test_promtool_takes_the_rules() -> None:
     if promtool := shutil.which("promtool"):
         done = subprocess.run([promtool, "check", "rules", ALERTS], capture_output=True, text=True, check=False)
         assert done.returncode == 0 and f"{len(rules())} rules found" in done.stdout, done.stderr
+
+
+SCHEMA = SERVICE.parent / "tests" / "data" / "kubernetes.schema.json"
+DOCUMENTS: list[dict[str, Any]] = list(yaml.safe_load_all((SERVICE / "daemonset.yaml").read_text()))
+DAEMONSET = DOCUMENTS[-1]
+GROUPS = {"v1": "core.v1", "apps/v1": "apps.v1"}  # apiVersion → group in names of definitions
+
+
+def definition_of(document: dict[str, Any]) -> str:
+    return f"io.k8s.api.{GROUPS[document['apiVersion']]}.{document['kind']}"
+
+
+def faults(document: dict[str, Any]) -> list[str]:
+    schema = json.loads(SCHEMA.read_text()) | {"$ref": f"#/$defs/{definition_of(document)}"}
+    return [f"{error.json_path}: {error.message}" for error in Draft202012Validator(schema).iter_errors(document)]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document["kind"])
+def test_fits_the_schema_of_kubernetes(document: dict[str, Any]) -> None:
+    assert faults(document) == []
+
+
+@pytest.mark.parametrize(("place", "name", "value", "fault"), [
+    ("spec.template.spec", "hostPid", True, "hostPid"),
+    ("spec.template.spec", "hostPID", "true", "not of type 'boolean'"),
+    ("spec.template.spec.containers.0.securityContext", "capability", {}, "capability"),
+    ("spec.template.spec.containers.0.securityContext.capabilities", "add", "BPF", "not of type 'array'"),
+    ("spec.template.spec.containers.0.volumeMounts.0", "readonly", True, "readonly"),
+    ("spec.template.spec.volumes.0.hostPath", "path", None, "None is not of type 'string'"),
+    ("spec.template.spec", "containers", {}, "not of type 'array'"),
+])  # fmt: skip
+def test_mistakes_are_found(place: str, name: str, value: object, fault: str) -> None:
+    document: Any = copy.deepcopy(DAEMONSET)
+    part = document
+    for step in place.split("."):
+        part = part[int(step) if step.isdigit() else step]
+    part[name] = value
+    assert len(faults(document)) == 1 and fault in faults(document)[0]

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics, health and messages to systemd."""
+"""Metrics, health, lines of the journal and messages to systemd."""
 
 import contextlib
 import http.client
+import os
 import re
 import socket
 import stat
@@ -19,6 +20,7 @@ from perf_offcpu.agent.config import make_config
 from perf_offcpu.agent.endpoint import Endpoint, Notifier, read_token
 from perf_offcpu.agent.metrics import METRICS, PREFIX, Metrics
 from perf_offcpu.errors import UsageError
+from perf_offcpu.resources import commit
 
 PAGE = Path(__file__).resolve().parents[3] / "Documentation" / "perf-offcpu-agent.txt"
 LINE = re.compile(r'[a-z_]+(\{[a-z]+="(?:[^"\\\n]|\\["\\n])*"\})? -?[0-9.e+-]+|# (HELP|TYPE) [a-z_]+ .+')
@@ -224,3 +226,31 @@ def test_without_a_service_manager_nothing_is_sent(monkeypatch: pytest.MonkeyPat
     assert notifier.watchdog_s == 0
     notifier.send("READY=1")
     notifier.alive()
+
+
+LINES_CODE = """
+from perf_offcpu.agent.journal import Problem, write_line
+write_line("as \\x1b usual"), write_line(Problem("a segment is lost"))
+"""
+
+
+@pytest.mark.parametrize("is_journal", [True, False])
+def test_problems_are_warnings_in_the_journal(is_journal: bool) -> None:
+    reading, writing = os.pipe()
+    status = os.fstat(writing)
+    environment = os.environ | {"JOURNAL_STREAM": f"{status.st_dev}:{status.st_ino + (not is_journal)}"}
+    subprocess.run([sys.executable, "-c", LINES_CODE], env=environment, stderr=writing, check=True, timeout=60)
+    os.close(writing)
+    with open(reading, encoding="utf-8") as lines:
+        severity = "<4>" if is_journal else ""
+        assert lines.read().splitlines() == [
+            "perf-offcpu agent: as \\x1b usual",
+            f"{severity}perf-offcpu agent: a segment is lost",
+        ]
+
+
+def test_the_commit_is_that_of_the_checkout() -> None:
+    folder = Path(__file__).resolve().parents[3]
+    known = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=False)
+    assert re.fullmatch(r"(, commit [0-9a-f]{12})?", commit())
+    assert commit() in (f", commit {known.stdout[:12]}", "")

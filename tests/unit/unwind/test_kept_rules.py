@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frame rules that a process keeps from recording to recording are those that it would read again."""
+"""Frame rules that a process keeps from recording to recording are those that it would read again. Callchains that are
+kept for further parts of a recording: each is followed once, cut ones again."""
 
 import shutil
 from dataclasses import replace
@@ -12,12 +13,16 @@ from unit.unwind.test_cfi_table import BLOCKER, recording_of
 
 from perf_offcpu.abi.elf import Machine
 from perf_offcpu.cache import DiskCache, KeptCache
+from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.columns import I64
 from perf_offcpu.model.recording import Maps
 from perf_offcpu.objects.search import Search
 from perf_offcpu.unwind import lookup
 from perf_offcpu.unwind.cfi.table import CfiTable
 from perf_offcpu.unwind.lookup import CfiLookup, FileTable, Rules
+from perf_offcpu.unwind.state import End
 from perf_offcpu.unwind.tables import FrameTables
+from perf_offcpu.unwind.unwinder import KnownStacks, Unwound
 
 BEGIN = 0x555500000000
 LIBC = Path("/lib/x86_64-linux-gnu/libc.so.6")
@@ -70,3 +75,20 @@ def test_kept_rules_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for begin in range(0, 1 << 20, 1 << 15):
         rules_of(LIBC, range(begin, begin + (1 << 15), 64), cache)
     assert Rules.kept(X86, cache)._addresses <= 1000 + 512
+
+
+def test_known_callchains_are_not_followed_again_but_cut_ones_are() -> None:
+    walked: list[list[int]] = []
+
+    def walk(pairs: I64) -> Unwound:
+        """Return the chain (pair, pair + 1) of each pair; those of odd pairs are cut."""
+        walked.append(pairs.tolist())
+        ends = np.where(pairs % 2 == 1, End.OUTSIDE, End.ROOT).astype(np.uint8)
+        return Unwound(Ragged.from_lists([[pair, pair + 1] for pair in pairs.tolist()]), ends)
+
+    known = KnownStacks()
+    for pairs in ([4, 7, 10], [2, 7, 8, 10], [4, 10], [2, 4, 7, 8, 10]):
+        unwound = known.unwind(np.array(pairs), walk)
+        assert [unwound.chains.row(row).tolist() for row in range(len(unwound))] == [[pair, pair + 1] for pair in pairs]
+        assert unwound.is_cut().tolist() == [pair % 2 == 1 for pair in pairs]
+    assert walked == [[4, 7, 10], [2, 7, 8], [7]]
