@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files made to hang, to take all memory or to end in a traceback: each once did."""
+"""Files made to hang, to take all memory or to end in a traceback: each once did. Damage at random, a sample of what
+`tests/fuzz/mutate.py` does with 100 000 copies, `tests/fuzz/prefixes.py` with each prefix."""
 
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -12,7 +14,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders.mutations import content, mutated, survive
 from builders.recording import sample, write
+from builders.zoo import as_file, recordings
 
 from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType, SampleType
 from perf_offcpu.cli import main
@@ -208,3 +212,28 @@ def test_offcpu_py_takes_nothing_from_the_directory_above_a_checkout(tmp_path: P
     command = [sys.executable, "-I", "-S", checkout / "scripts" / "offcpu.py"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "cannot import numpy" in done.stderr
+
+
+ZOO = recordings()
+SECONDS = 5.0  # A step takes some milliseconds; on a busy machine, what does not end by itself still takes longer
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_seeded_damage(name: str) -> None:
+    for seed in range(2):
+        data = mutated(ZOO[name], random.Random(f"{name} {seed}"))
+        assert survive(data, rewriting=seed % 4 == 0, showing=seed % 4 == 1) < SECONDS
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_prefixes(name: str) -> None:
+    """Cut at each 59th of the first 300 bytes, and at some of the others. Most prefixes have the records, events
+    and features of a shorter one: these are only cut into records."""
+    data, seen = ZOO[name], set[bytes]()
+    for size in [*range(0, 300, 59), *range(300, len(data), max(1, len(data) // 7))]:
+        with as_file(data[:size]) as path:
+            what = content(str(path))
+        if what not in seen:
+            seen.add(what)
+            shown = len(seen)
+            assert survive(data[:size], rewriting=shown % 16 == 0, showing=shown % 16 == 1) < SECONDS

@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Idle threads: waits for work and waits for something under way."""
+"""Threads that merely wait for work; what tasks of event loops wait for, and which loops are idle."""
+
+from dataclasses import replace
 
 import pytest
 from builders.profile import Code, ProfileBuilder, Stack, kernel
 
 from perf_offcpu.analysis.classes.classify import classify, of_idle_threads
+from perf_offcpu.analysis.event_loops import loop_rows, sentences_of
 from perf_offcpu.analysis.select import Selection, select_samples
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import EventLoop, LoopTask, SampleFlag
 
 S, D, IDLE = 1, 2, 0x402
 EPOLL = ["main", kernel("__x64_sys_epoll_wait"), kernel("ep_poll")]
@@ -65,3 +70,59 @@ def test_hidden_shown_or_alone() -> None:
     profile = builder.build()
     for choice, weight in {"show": 15, "hide": 11, "only": 4}.items():
         assert int(select_samples(profile, Selection(idle=choice)).samples.period.sum()) == weight
+
+
+ASYNCIO = "/usr/lib/python3.14/asyncio/"
+LOCK, SLEEP, GET = ("Lock.acquire", "locks"), ("sleep", "tasks"), ("Queue.get", "queues")
+IN_EPOLL = ["main", kernel("__x64_sys_epoll_wait"), kernel("ep_poll")]
+
+
+def task(
+    name: str, leaf: tuple[str, str], awaited: int = 0, inside: tuple[int, ...] = (), awaits: str = "x"
+) -> LoopTask:
+    """Return a task of `app.py` that is in a function of asyncio."""
+    frames = ((leaf[0], f"{ASYNCIO}{leaf[1]}.py", 7), (f"do_{name}", "/app.py", 9))
+    return LoopTask(hash(name), name, awaits, awaited, frozenset(), frozenset(inside), frames)
+
+
+def profile_of(*tasks: LoopTask, since_ns: int = 5, pid: int = 7) -> Profile:
+    flags = SampleFlag.STILL_BLOCKED
+    builder = ProfileBuilder(meta={"arch": "x86_64"})
+    builder.sample("app\n", IN_EPOLL, 1000, tid=7, pid=7, switch_out_ns=5, flags=flags, state=1)
+    return replace(builder.build(), loops=(EventLoop(pid, 7, since_ns, tasks),))
+
+
+def is_thread_idle(profile: Profile) -> bool:
+    return bool(of_idle_threads(profile, classify(profile).for_work).all())
+
+
+def test_loop_whose_tasks_wait_for_a_lock_is_not_idle() -> None:
+    waits = [task("a", LOCK, 3), task("b", GET)]
+    assert not is_thread_idle(profile_of(*waits))
+    assert is_thread_idle(profile_of(task("b", GET), task("c", SLEEP)))
+    assert is_thread_idle(profile_of(*waits, since_ns=4))  # of another wait
+    assert is_thread_idle(profile_of(*waits, pid=8))
+
+
+def test_holder_is_in_the_lock_and_does_not_wait_for_it() -> None:
+    tasks = [task("a", LOCK, 3, (3,)), task("b", LOCK, 3, (3, 4)), task("c", SLEEP, 9, (3,)), task("d", LOCK, 4)]
+    (row,) = loop_rows(profile_of(*tasks))
+    assert [(group.names, group.holders) for group in row.groups if group.is_held_up] == [
+        (["a"], ["c (sleep in do_c)"]), (["b"], ["c (sleep in do_c)"]), (["d"], ["b (Lock.acquire in do_b)"]),
+    ]  # fmt: skip
+    (sentence,) = sentences_of([row])
+    assert sentence.startswith(
+        r"event loop of app\n 7: 1 task waits for asyncio.Lock in do_a, held by c (sleep in do_c);"
+    )
+    (row,) = loop_rows(profile_of(tasks[3]))
+    assert sentences_of([row]) == [r"event loop of app\n 7: 1 task waits for asyncio.Lock in do_d, holder not known"]
+    assert sentences_of(loop_rows(profile_of(task("b", GET)))) == []
+
+
+def test_running_task_comes_first() -> None:
+    ready = task("r", SLEEP, awaits="")
+    (row,) = loop_rows(profile_of(task("a", LOCK, 3), ready, task("z", ("f", "tasks"), awaits="running")))
+    assert [group.waits_for for group in row.groups] == ["running", "asyncio.Lock", "ready to run"]
+    assert sentences_of([row])[0].startswith(
+        r"event loop of app\n 7: z blocks it in do_z; 1 task waits for asyncio.Lock"
+    )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Columns: ragged rows, unique rows, the stack tree, hash tables and tables that grow, against the obvious slow way."""
+"""Columns of callchains; mappings of addresses, against a search row by row."""
 
 from random import Random
 
@@ -12,8 +12,8 @@ from perf_offcpu.model import callchains, chain_table
 from perf_offcpu.model.callchains import Ragged, hash_rows, unique_rows
 from perf_offcpu.model.chain_table import ChainTable, HashIndex
 from perf_offcpu.model.growing import GrowingArray, GrowingTable
-from perf_offcpu.model.lookup import rows_at
-from perf_offcpu.model.recording import Comms
+from perf_offcpu.model.lookup import NO_MAP, find_mappings, rows_at
+from perf_offcpu.model.recording import Comms, Maps, Spaces
 from perf_offcpu.model.stacks import build_stack_tree, depths, frames_of
 
 ROWS = st.lists(st.lists(st.integers(0, 3), max_size=5), max_size=20)
@@ -253,3 +253,27 @@ def test_selected_rows_of_a_column_of_one_value_take_no_memory() -> None:
         assert taken.tid.tolist() == np.arange(5)[rows].tolist()
         assert taken.pid.strides == (0,) and len(taken.pid) == len(taken.tid)
     assert Comms.sparse(0).take(np.empty(0, np.int64)).pid.shape == (0,)
+
+
+def test_each_address_has_the_mapping_of_its_space() -> None:
+    random = np.random.default_rng(32)
+    rows = [
+        (space, 100 * place, 100 * place + int(random.integers(1, 101)))
+        for space, count in ((-1, 2), (0, 9), (2, 1), (3, 40))  # space 1 has none
+        for place in sorted(random.choice(60, count, replace=False).tolist())
+    ]
+    space, start, end = np.array(rows).T
+    maps = Maps.filled(len(rows), space=space, start=start.astype(np.uint64), end=end.astype(np.uint64))
+    spaces = Spaces.filled(5, previous=np.array([-1, 0, -1, 2, -1]))
+    asked = random.integers(-1, 5, 3000).astype(np.int32)
+    addresses = random.integers(0, 6200, 3000).astype(np.uint64)
+
+    def expected(space: int, address: int) -> int:
+        hits = [row for row, (owner, begin, stop) in enumerate(rows) if owner == space and begin <= address < stop]
+        before = int(spaces.previous[space]) if space >= 0 else -1
+        return hits[0] if hits else NO_MAP if before < 0 else expected(before, address)
+
+    result = find_mappings(maps, spaces, asked, addresses).tolist()
+    assert result == [expected(*pair) for pair in zip(asked.tolist(), addresses.tolist(), strict=True)]
+    assert len({*result}) > 45
+    assert find_mappings(Maps(), spaces, asked, addresses).tolist() == [NO_MAP] * 3000

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report as JSON."""
+"""The report as a JSON document; of large recordings."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
+from builders.large_recording import write_large_recording
 from builders.profile import Code, ProfileBuilder, kernel
 
-from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.model.recording import SampleFlag, Samples
 from perf_offcpu.report.document import document
 from perf_offcpu.report.summary import Limits, summarize
 
@@ -47,3 +51,35 @@ def test_names_are_printable() -> None:
     assert json.dumps(made, ensure_ascii=False).isprintable()
     assert made["threads"][0]["beside"] is None
     assert made["threads"][0]["comm"] == "\\n" and made["recording"]["hostname"] == "\\xff"
+
+
+BYTES_PER_SAMPLE = 235
+"""That of all columns is 149, and steps need more; 267 before columns of one value took none."""
+
+
+REPORT = """
+import contextlib, os, re, sys
+from perf_offcpu.cli import main
+with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+    status = main(["report", "-i", sys.argv[1]])
+print(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1])
+sys.exit(status)
+"""
+
+
+def memory_of_report(path: Path) -> int:
+    """Return the largest number of resident bytes of `report`, in a process of its own. The kernel's figure for a child
+    that has ended (ru_maxrss) begins with that of its parent."""
+    done = subprocess.run([sys.executable, "-c", REPORT, str(path)], capture_output=True, text=True, check=True)
+    return int(done.stdout) << 10
+
+
+def test_memory_grows_with_the_samples(tmp_path: Path) -> None:
+    counts, memory = (150_000, 450_000), []
+    for count in counts:
+        path = tmp_path / "x.data"
+        write_large_recording(path, count, processes=8, deferred=0, storm=0, stacks=500, depth=30)
+        memory.append(memory_of_report(path))
+    each = (memory[1] - memory[0]) / (counts[1] - counts[0])
+    assert 50 < each < BYTES_PER_SAMPLE
+    assert sum(one.dtype.itemsize for one in Samples.columns.values()) < BYTES_PER_SAMPLE
