@@ -89,7 +89,7 @@ class Section(NamedTuple):
     def place_in(self, start: int, offset: int) -> int | None:
         """Return its address in a process that maps the file from `offset` on at `start`; None if no segment begins
         there."""
-        for begin, size, address in self.loads:
+        for begin, size, address in reversed(self.loads):  # the page of a segment's end may be that of the next's begin
             if begin & -4096 <= offset < begin + size:
                 return self.address + start - (address + offset - begin) & _ALL
         return None

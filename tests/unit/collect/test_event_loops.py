@@ -13,6 +13,7 @@ import pytest
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.python import event_loops
 from perf_offcpu.collect.python.event_loops import Task, find_tables, read_loop, task_payloads
+from perf_offcpu.collect.python.offsets import Section
 from perf_offcpu.decode.account import read_loop_tasks
 
 SIZE = 16384
@@ -138,6 +139,12 @@ def test_long_tables_of_tasks() -> None:
     assert len(tasks) == 50 and tasks[0].name == r"\x00\n" * 125 and 5 < len(tasks[0].frames) < 64
     cut = payloads[0][:-40]
     assert read_loop_tasks(cut, NATIVE)[1] == [] and read_loop_tasks(cut[:20], NATIVE)[1] == []
+
+
+def test_section_of_a_file_whose_segments_share_a_page() -> None:
+    section = Section(0x5300, 0, [(0, 0x1234, 0x1000), (0x1234, 0x2000, 0x3234)])
+    places = [section.place_in(start, offset) for start, offset in ((0x71000, 0), (0x73000, 0x1000), (0x74000, 0x2000))]
+    assert places == [0x75300] * 3 and section.place_in(0x74000, 0x4000) is None
 
 
 def test_process_without_event_loops() -> None:
