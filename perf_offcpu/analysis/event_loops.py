@@ -12,7 +12,7 @@ from perf_offcpu.text import basename, printable
 
 RUNNING, READY = "running", "ready to run"
 _HELD_UP = frozenset(("asyncio.Lock", "asyncio.Semaphore", "asyncio.Barrier", "asyncio.Queue.put"))
-_SHOWN = 2  # groups of a loop, holders of a lock
+_SHOWN, _SHOWN_LOOPS = 2, 3  # groups of a loop and holders of a lock; loops
 _WORDS = {
     "sleep": "a timer (asyncio.sleep)",
     "Server.serve_forever": "the next connection",
@@ -22,9 +22,7 @@ _WORDS = {
     "StreamReader._wait_for_data": "data of a stream",
     "FlowControlMixin._drain_helper": "room in a stream's buffer",
 }
-_TYPES = {
-    "_asyncio.Future": "a future", "_asyncio.Task": "a task", "_GatheringFuture": "other tasks (asyncio.gather)"
-}  # fmt: skip
+_TYPES = {"_asyncio.Future": "a future", "_GatheringFuture": "other tasks (asyncio.gather)"}
 
 
 class TaskGroup(NamedTuple):
@@ -62,28 +60,28 @@ def loop_rows(profile: Profile) -> list[LoopRow]:
 def groups_of(loop: EventLoop) -> list[TaskGroup]:
     """Return the tasks of a loop in groups."""
     by_thing: dict[tuple[str, str, int], list[LoopTask]] = defaultdict(list)
+    inside: dict[int, list[LoopTask]] = defaultdict(list)
     names = {task.address: task.name for task in loop.tasks}
     for task in loop.tasks:
+        for thing in task.inside - {task.awaited}:
+            inside[thing].append(task)
         what = _waits_for(task, names)
         by_thing[what, _function(task), task.awaited if what in _HELD_UP else 0].append(task)
     groups = []
     for (what, function, thing), tasks in by_thing.items():
-        holders = [task for task in loop.tasks if thing in task.inside and task.awaited != thing] if thing else []
-        texts = [f"{task.name} ({_where(task)})" for task in holders]
-        groups.append(TaskGroup(len(tasks), what, function, texts, [task.name for task in tasks]))
+        holders = [f"{task.name} ({_where(task)})" for task in inside[thing]] if thing else []
+        groups.append(TaskGroup(len(tasks), what, function, holders, [task.name for task in tasks]))
     return sorted(groups, key=lambda group: (group.waits_for != RUNNING, not group.is_held_up, -group.tasks))
 
 
 def sentences_of(rows: list[LoopRow]) -> list[str]:
     """Return a sentence for each loop that a task blocks, or in which tasks are held up."""
-    parts_of = [
-        [_part(group) for group in row.groups if group.is_held_up or group.waits_for == RUNNING] for row in rows
-    ]
-    return [
-        f"event loop of {row.comm} {row.loop.tid}: {'; '.join(parts[:_SHOWN])}"
-        for row, parts in zip(rows, parts_of, strict=True)
-        if parts
-    ]
+    sentences = []
+    for row in rows:
+        parts = [_part(group) for group in row.groups if group.is_held_up or group.waits_for == RUNNING]
+        sentences += [f"event loop of {row.comm} {row.loop.tid}: {'; '.join(parts[:_SHOWN])}"] if parts else []
+    more = len(sentences) - _SHOWN_LOOPS
+    return sentences[:_SHOWN_LOOPS] + ([f"and {more} more event loops with tasks that are held up"] if more > 0 else [])
 
 
 def held_up_waits(profile: Profile) -> set[tuple[int, int, int]]:
@@ -98,9 +96,8 @@ def _part(group: TaskGroup) -> str:
         return f"{group.names[0]} blocks it{where}"
     waits, more = "task waits" if group.tasks == 1 else "tasks wait", len(group.holders) - _SHOWN
     holders = ", ".join(group.holders[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
-    return (
-        f"{group.tasks} {waits} for {group.waits_for}{where}, {f'held by {holders}' if holders else 'holder not known'}"
-    )
+    held = f"held by {holders}" if holders else "holder not known"
+    return f"{group.tasks} {waits} for {group.waits_for}{where}, {held}"
 
 
 def _waits_for(task: LoopTask, names: dict[int, str]) -> str:

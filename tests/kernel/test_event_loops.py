@@ -17,46 +17,35 @@ from perf_offcpu.model.recording import EventLoop, SampleFlag
 
 pytestmark = [
     pytest.mark.beside,
+    pytest.mark.long,
     pytest.mark.skipif(not shutil.which("python3.14"), reason="needs python3.14 (Debian sid: apt install python3.14)"),
 ]
 
 TASKS = """
 import asyncio, json, random, sys, time
+lock, other, slots, blocks = asyncio.Lock(), asyncio.Lock(), asyncio.Semaphore(2), asyncio.Event()
 
-class Repo:
-    def __init__(self):
-        self.lock, self.slots = asyncio.Lock(), asyncio.Semaphore(2)
-    async def save(self):
-        async with self.lock:
-            raise AssertionError
-    async def slot(self):
-        async with self.slots:
-            await asyncio.Event().wait()
-
+async def save():
+    async with lock: raise AssertionError
+async def slot():
+    async with slots: await asyncio.Event().wait()
 async def deep(depth, last):
-    if depth:
-        await deep(depth - 1, last)
-    else:
-        await last
-
-async def holder(repo):
-    async with repo.lock:
+    await (deep(depth - 1, last) if depth else last)
+async def holder():
+    async with lock:
         await asyncio.sleep(1000)
-
-async def takes(repo, other):
+async def takes():
     await other.acquire()
-    await asyncio.gather(repo.save(), asyncio.Queue().get())
-
-async def passes(function, lock, value):
-    function(lock, await value)
-
+    await asyncio.gather(save(), asyncio.Queue().get())
+async def passes(function, thing, value):
+    function(thing, await value)
 async def items(queue):
-    while True:
-        yield await queue.get()
-
+    while True: yield await queue.get()
 async def consumer(queue):
-    async for item in items(queue):
-        pass
+    async for item in items(queue): pass
+async def blocker():
+    await blocks.wait()
+    time.sleep(1000)
 
 def chain(task):
     coroutine, frames = task.get_coro(), []
@@ -64,34 +53,23 @@ def chain(task):
         frames.append((coroutine.cr_code.co_qualname, coroutine.cr_code.co_filename, coroutine.cr_frame.f_lineno))
         coroutine = coroutine.cr_await
     return frames[::-1]
-
 def log():
-    print(json.dumps({t.get_name(): chain(t) for t in asyncio.all_tasks()}), flush=True)
-    if sys.argv[1:] == ["block"]:
-        asyncio.get_running_loop().call_later(0.05, blocks.set)
-
-async def blocker():
-    await blocks.wait()
-    time.sleep(1000)
+    print(json.dumps({task.get_name(): chain(task) for task in asyncio.all_tasks()}), flush=True)
+    if sys.argv[1:] == ["block"]: asyncio.get_running_loop().call_later(0.05, blocks.set)
 
 async def main():
-    global blocks
-    repo, other, blocks = Repo(), asyncio.Lock(), asyncio.Event()
-    asyncio.create_task(holder(repo), name="Holder")
+    asyncio.create_task(holder(), name="Holder")
     await asyncio.sleep(0.01)
     async with asyncio.TaskGroup() as group:
-        for number in range(9):
-            group.create_task(repo.save(), name=f"save-{number}")
-        for number in range(5):
-            group.create_task(repo.slot())
+        for number in range(9): group.create_task(save(), name=f"save-{number}")
+        for _ in range(5): group.create_task(slot())
         for number in range(30):
-            group.create_task(deep(random.randrange(20), asyncio.Event().wait()), name=f"\\u0394-{number}")
-        group.create_task(takes(repo, other), name="takes")
-        group.create_task(passes(print, repo.lock, asyncio.Event().wait()), name="passes")
+            group.create_task(deep(random.randrange(20), asyncio.Event().wait()), name=f"\u0394-{number}")
+        group.create_task(takes(), name="takes")
+        group.create_task(passes(print, lock, asyncio.Event().wait()), name="passes")
         group.create_task(consumer(asyncio.Queue()), name="consumer")
         group.create_task(blocker(), name="blocker")
         asyncio.get_running_loop().call_later(0.1, log)
-
 asyncio.run(main())
 """
 Chains = dict[str, list[tuple[str, str, int]]]
@@ -135,8 +113,8 @@ def test_tasks_are_those_of_the_program_and_the_report_names_lock_and_holder(tmp
     shown = program.run("report", "-i", "perf.data", cwd=tmp_path).stdout
     text = " ".join(shown.replace("\n#", "").split())
     # Neither the task that has it on its stack nor the one with another lock holds it.
-    assert "10 tasks wait for asyncio.Lock in Repo.save, held by Holder (sleep in holder);" in text
-    assert "; 3 tasks wait for asyncio.Semaphore in Repo.slot, held by Task-" in text
+    assert "10 tasks wait for asyncio.Lock in save, held by Holder (sleep in holder);" in text
+    assert "; 3 tasks wait for asyncio.Semaphore in slot, held by Task-" in text
     assert "Idle besides" not in text and " 30 " in text
     groups = json.loads(program.run("report", "-i", "perf.data", "--json", cwd=tmp_path).stdout)["event_loops"][0][
         "waits"
@@ -148,7 +126,6 @@ def test_tasks_are_those_of_the_program_and_the_report_names_lock_and_holder(tmp
     ]
 
 
-@pytest.mark.long
 def test_task_that_blocks_the_loop_is_named(tmp_path: Path) -> None:
     with running("block") as (pid, _):
         until(lambda: "nanosleep" in Path(f"/proc/{pid}/stack").read_text())
@@ -159,7 +136,6 @@ def test_task_that_blocks_the_loop_is_named(tmp_path: Path) -> None:
     assert f"event loop of python3.14 {pid}: " in text and "blocker blocks it in blocker" in " ".join(text.split())
 
 
-@pytest.mark.long
 def test_loop_that_runs_all_the_time_is_read_or_counted(tmp_path: Path) -> None:
     busy = (
         "import asyncio\nasync def f():\n print(1, flush=True)\n while 1: await asyncio.sleep(1e-5)\nasyncio.run(f())"

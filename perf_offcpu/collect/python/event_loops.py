@@ -13,7 +13,9 @@ import re
 import struct
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from typing import Final
 
 from perf_offcpu import losses
@@ -26,15 +28,11 @@ from perf_offcpu.collect.kernel_totals.user_stacks import Unread, of_each
 from perf_offcpu.collect.python.offsets import RUNTIME, find_section
 from perf_offcpu.files import open_regular, read_kernel
 
-_MOST_S: Final = 4.0  # time for all processes
-_MOST_THREAD_S: Final = 0.5
-_MOST_READS: Final = 100_000  # of one thread
+_MOST_S, _MOST_THREAD_S, _MOST_READS = 4.0, 0.5, 100_000  # time for all; CPU time and reads of one thread
 _MOST_TASKS, _MOST_DEPTH, _MOST_SLOTS, _MOST_WAITERS, _MOST_THREADS, _MOST_FILES = 2000, 64, 256, 64, 4096, 16
 _MOST_SET, _MOST_LINES, _MOST_NAME, _MOST_OFFSET = 1024, 16 << 10, 250, 1 << 20  # bytes and characters
 _MOST_OWN, _FULL = 40 << 10, 8 << 10  # bytes of one task, and of a payload to which no task is added
-_TRIES: Final = 3
-_TAGS: Final = 7
-_LAST_LINE: Final = 10**9 - 1
+_TRIES, _TAGS, _LAST_LINE = 3, 7, 10**9 - 1
 _FILES: Final = re.compile(rb"/(?:_asyncio\.cpython-314[^/]*|(?:lib)?python3\.14[^/]*)$")
 _CODECS: Final = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
 _MINOR, _COOKIE, _HEAD = 14, b"xdebugpy", 704
@@ -53,12 +51,9 @@ _DEBUG_NAMES: Final = (
 _DEBUG_TABLE: Final = struct.Struct("<13Q")
 _IS_INT: Final = 1 << 24  # Py_TPFLAGS_LONG_SUBCLASS
 _AWAITING, _EXECUTING = -1, 0  # enum _framestate; greater ones have ended
-_FUNCTION_NAME: Final = 32  # func_name of PyFunctionObject
-_WITH_FRAME: Final = frozenset("coroutine generator async_generator".split())
-_WRAPPERS: Final = frozenset(
-    "coroutine_wrapper async_generator_asend async_generator_athrow _asyncio.FutureIter".split()
-)
-_FIRST_MEMBER: Final = 16  # of _WRAPPERS: what they wait for
+_FIRST_MEMBER, _FUNCTION_NAME = 16, 32  # of _WRAPPERS, what they wait for; func_name of PyFunctionObject
+_WITH_FRAME: Final = "coroutine generator async_generator".split()
+_WRAPPERS: Final = "coroutine_wrapper async_generator_asend async_generator_athrow _asyncio.FutureIter".split()
 _SYNCHRONIZES: Final = re.compile(r"/asyncio/(?:locks|queues)\.py$")
 
 Task = tuple[int, str, str, int, list[int], list[int], list[tuple[str, str, int]]]
@@ -72,12 +67,10 @@ def with_event_loops(last: LastTasks, pids: frozenset[int], unread: Unread) -> L
     if not rows:
         return last
     pid, tid, since, switches = (last.tasks[name].tolist() for name in ("pid", "tid", "switch_out_ns", "nr_switches"))
-    places = dict[int, tuple[int, int] | None]()
+    tables_of = cache(find_tables)
 
     def read(row: int) -> tuple[int, bool, list[Task]] | None:
-        if pid[row] not in places:
-            places[pid[row]] = find_tables(pid[row])
-        tables = places[pid[row]]
+        tables = tables_of(pid[row])
         return read_loop(pid[row], tid[row], tables) if tables else None
 
     answers = of_each(rows, [pid[row] for row in rows], read, unread, _MOST_S)
@@ -110,7 +103,7 @@ def read_loop(pid: int, tid: int, tables: tuple[int, int]) -> tuple[int, bool, l
     """Return (context switches of a thread, whether all tasks could be read, tasks of its event loop), read while it
     stands still; None if it runs no event loop. `tables`: of `find_tables`. Raises OSError: the process has ended."""
     # direct: a file of /proc
-    memory, until_s = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC), time.monotonic() + _MOST_THREAD_S
+    memory, until_s = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC), time.process_time() + _MOST_THREAD_S
     try:
         for _ in range(_TRIES):
             before, own_id = _switches(pid, tid)
@@ -144,8 +137,8 @@ class _UnreadableError(Exception):
 
 
 class _Loop:
-    """Reader of the tasks of one thread. `memory`: descriptor of /proc/PID/mem. `until_s`: time after which nothing is
-    read. `tables`: of `find_tables`."""
+    """Reader of the tasks of one thread. `memory`: descriptor of /proc/PID/mem. `until_s`: time (`time.process_time`)
+    after which nothing is read. `tables`: of `find_tables`."""
 
     def __init__(self, memory: int, until_s: float, tables: tuple[int, int]) -> None:
         self._memory, self._left, self._until_s, self._runtime = memory, _MOST_READS, until_s, tables[0]
@@ -165,7 +158,7 @@ class _Loop:
             content = os.pread(self._memory, size, address) if self._left > 0 else b""
         except (OSError, OverflowError):
             content = b""
-        if len(content) != size or time.monotonic() > self._until_s:
+        if len(content) != size or time.process_time() > self._until_s:
             raise _UnreadableError
         return content
 
@@ -254,12 +247,10 @@ class _Loop:
         place = name, file, min(max(line, 0), _LAST_LINE)
         return place, slots[0] if slots and nr_locals else 0, held, stack[-1] if stack else 0
 
-    def _is_exit(self, function: int) -> bool:
-        try:
-            is_function = self._type(function)[0] == "function"
-            return is_function and self._text(self._word(function, _FUNCTION_NAME)) == "__aexit__"
-        except _UnreadableError:  # a slot may hold a number
-            return False
+    def _is_exit(self, slot: int) -> bool:
+        with suppress(_UnreadableError):  # a slot may hold a number
+            return self._type(slot)[0] == "function" and self._text(self._word(slot, _FUNCTION_NAME)) == "__aexit__"
+        return False
 
     def _type(self, thing: int) -> tuple[str, int]:
         """Return name and flags of an object's type."""
