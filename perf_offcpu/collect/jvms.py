@@ -5,13 +5,11 @@ takes its names with it, so each is asked some time after it was seen, then afte
 happens in the background, with the rights of the JVM's owner (`system.owner_child`)."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 from perf_offcpu import losses
-from perf_offcpu.abi.counters import JIT_MAP, JIT_MAP_MAGIC, VERSION
-from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.kernel_totals.python_stacks import by_turns
 from perf_offcpu.collect.python.processes import MappingFollower, ended_process, pid_of
 from perf_offcpu.collect.system.as_owner import ask_as_owner
@@ -26,7 +24,6 @@ _MOST_S: Final = 3.0  # time of _AT_ONCE together; one takes some 0.1 s
 _MOST_ALL_S: Final = 10.0
 _MOST_KEPT: Final = 64 << 20  # bytes of all maps
 _LONGEST_TEXT: Final = 200
-_MOST_LINES: Final = 48 << 10  # bytes of lines in a record
 
 
 class Jvms(MappingFollower):
@@ -39,7 +36,7 @@ class Jvms(MappingFollower):
         self, say: Callable[[str], None], lost: Losses, recorded: Callable[[], set[int]], *, asks: bool
     ) -> None:
         self._say, self._lost, self._recorded, self._asks = say, lost, recorded, asks
-        self._maps: dict[int, bytes] = {}  # pid → lines of its perf map
+        self.maps: dict[int, bytes] = {}  # pid → lines of its perf map
         self._due: dict[int, tuple[float, float]] = {}  # pid → monotonic time of the next question, time after it
         self._refused: set[int] = set()
         self._unasked = 0  # JVMs that ended too soon
@@ -76,10 +73,14 @@ class Jvms(MappingFollower):
             self._unasked = 0
 
     def _ask(self, pids: list[int]) -> None:
+        now = time.monotonic()
+        for pid, plan in ((pid, self._due.get(pid)) for pid in pids):
+            if plan is not None:  # else it has ended
+                pause_s = min(_LONGER * plan[1], _LONGEST_S)
+                self._due[pid] = now + pause_s, pause_s
         recorded = self._recorded() if pids else set()
         pids = by_turns([pid for pid in pids if pid in recorded])
-        until_s = time.monotonic() + _MOST_ALL_S
-        while pids and time.monotonic() < until_s:
+        while pids and time.monotonic() < now + _MOST_ALL_S:
             asked = {pid: in_background(partial(_ask_one, pid)) for pid in pids[:_AT_ONCE]}
             pids = pids[_AT_ONCE:]
             for pid, answer in asked.items():
@@ -89,31 +90,22 @@ class Jvms(MappingFollower):
 
     def _take(self, pid: int, answer: bytes) -> None:
         """Keep the answer of a JVM; say once why it has none."""
-        plan = self._due.get(pid)
-        if plan is not None:  # else it has ended
-            pause_s = min(_LONGER * plan[1], _LONGEST_S)
-            self._due[pid] = time.monotonic() + pause_s, pause_s
-        others = sum(len(text) for known, text in self._maps.items() if known != pid)
+        others = sum(len(text) for known, text in self.maps.items() if known != pid)
         if len(answer) + others > _MOST_KEPT:
             answer = b"!the maps of others take all room"
         if answer and not answer.startswith(b"!"):
-            self._maps[pid] = answer
-        elif plan is not None and pid not in self._maps and pid not in self._refused:
+            self.maps[pid] = answer
+        elif pid in self._due and pid not in self.maps and pid not in self._refused:
             self._refused.add(pid)
             self._lost.add(losses.JVM_UNASKED)
             problem = printable(answer[1:].decode("utf-8", "replace"))[:_LONGEST_TEXT] or "it did not answer in time"
             self._say(f"perf-offcpu record: JVM {pid} gives no names of compiled code: {problem}")
 
-    def payloads(self) -> Iterator[bytes]:
-        """Yield payloads (abi.counters.JIT_MAP) with the maps of all JVMs that have answered."""
-        for pid, text in self._maps.items():
-            begin = 0
-            while begin < len(text):
-                end = text.rfind(b"\n", begin, begin + _MOST_LINES) + 1 or text.find(b"\n", begin) + 1 or len(text)
-                if end - begin <= _MOST_LINES:
-                    values = {"magic": JIT_MAP_MAGIC, "version": VERSION, "reserved": 0, "pid": pid}
-                    yield JIT_MAP.pack(values | {"text": text[begin:end]}, NATIVE)
-                begin = end
+    def forget_ended(self, before: set[int]) -> set[int]:
+        """Forget the maps of the JVMs in `before`; return the pids of others that have ended."""
+        for pid in before - self._due.keys():
+            self.maps.pop(pid, None)
+        return self.maps.keys() - self._due.keys()
 
 
 def _ask_one(pid: int) -> bytes:

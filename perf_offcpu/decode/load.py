@@ -14,7 +14,7 @@ from perf_offcpu.abi.attr import AttrFlag, PerfType, SoftwareConfig
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.machine import arch_of_registers
 from perf_offcpu.abi.records import RECORD_LAYOUTS, CpuMode, RecordType
-from perf_offcpu.decode.account import CollectorAccount, ObjectRow, object_table
+from perf_offcpu.decode.account import CollectorAccount, object_table
 from perf_offcpu.decode.batch import Batch, BatchCollector
 from perf_offcpu.decode.continued import at_pauses, joined_budget, without_continued
 from perf_offcpu.decode.deferred import decode_deferred, merge_deferred
@@ -254,16 +254,16 @@ def _evsel_of(spec: EventSpec) -> Evsel:
 
 class GrowingFile:
     """Decodes a recording while it is being written, part by part: from one account of the recorder (command `account`
-    of `record --control`) to the next. Each part is a Recording of its own. Tasks, mappings, objects and copies of
-    stacks are in the file once, and are known in all later parts. `features`: body of each header feature, which the
-    file has only at its end."""
+    of `record --control`) to the next. Each part is a Recording of its own. Tasks, mappings, objects, names of code
+    and copies of stacks are in the file once, and are known in all later parts. `features`: body of each header
+    feature, which the file has only at its end."""
 
     def __init__(self, path: str, features: Mapping[int, bytes]) -> None:
         self._path, self._reader = path, (reader := PerfDataReader.open(path))
         reader.features.bodies.update(features)
         self._place = reader.head.data_offset
         self._tasks, self._store = TaskReplay(Strings()), SnapshotStore(reader.counters, reopen=reader.reopen)
-        self._objects: dict[int, ObjectRow] = {}
+        self._account = CollectorAccount()  # of the parts before
         self._rest = Batch()  # waits that ended after the last account
 
     def close(self) -> None:
@@ -276,7 +276,8 @@ class GrowingFile:
         if end is None:
             with PerfDataReader.open(self._path) as complete:
                 end = complete.head.data_end or self._place
-        reader, collector, account = self._reader, BatchCollector(), CollectorAccount(objects=self._objects)
+        reader, collector, before = self._reader, BatchCollector(), self._account
+        account = CollectorAccount(objects=before.objects, codes=before.codes, perf_maps=before.perf_maps)
         reader.counters = self._store.counters = counters = Losses()
         decoder = SampleDecoder(counters, account, collector.chains, snapshots=self._store)
         collector.add(self._rest)
@@ -285,7 +286,7 @@ class GrowingFile:
             collector.add_interleaved(parts, rows)
             collector.add(decode_deferred(chunk, reader.events, counters))
             note_tasks(chunk, reader, self._tasks)
-        self._place, self._objects = end, account.objects
+        self._place, self._account = end, account
         batch = collector.release()
         if not account.end_ns:
             self._rest = batch

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu import losses
-from perf_offcpu.abi.counters import CODES, CODES_MAGIC, VERSION
+from perf_offcpu.abi.counters import CODES, CODES_MAGIC, JIT_MAP, JIT_MAP_MAGIC, VERSION
 from perf_offcpu.collect.collector import Collector
 from perf_offcpu.collect.counters import account_sample
 from perf_offcpu.collect.events.perf_event import NATIVE
@@ -178,6 +178,9 @@ class CodeTable:
 
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
+        self._written: dict[int, bytes] = {}
+        self._written_to: OutputFile | None = None
+        self._ended_jvms: set[int] = set()
 
     def follow(self, files: Iterable[OutputFile]) -> None:
         """Write the functions that were found since the last call into all `files`."""
@@ -189,11 +192,30 @@ class CodeTable:
         for file in files:
             file.append(*records)
 
-    def write_jit_maps(self, file: OutputFile, drain: Callable[[], object]) -> None:
-        """Write what JVMs have answered into a file; `drain` empties the rings between writes."""
-        for payload in self._collector.jvms.payloads():
-            file.append(account_sample(self._collector.counters_event, payload, now_ns()))
-            drain()
+    def write_jit_maps(self, file: OutputFile, drain: Callable[[], object], *, is_end: bool = True) -> None:
+        """Write what JVMs have answered, and what is not in the file yet; `drain` empties the rings between writes.
+        `is_end`: the file ends. Maps of JVMs that have ended are written into the file of that time and the next."""
+        jvms, event = self._collector.jvms, self._collector.counters_event
+        written = self._written if file is self._written_to else {}
+        for pid, text in list(jvms.maps.items()):
+            if written.get(pid) is not text:
+                for payload in jit_payloads(pid, text):
+                    file.append(account_sample(event, payload, now_ns()))
+                    drain()
+        self._written, self._written_to = jvms.maps.copy(), file
+        if is_end:
+            self._ended_jvms = jvms.forget_ended(self._ended_jvms)
+
+
+def jit_payloads(pid: int, text: bytes) -> Iterator[bytes]:
+    """Yield raw payloads (abi.counters.JIT_MAP) of whole lines of a process's perf map."""
+    begin = 0
+    while begin < len(text):
+        end = text.rfind(b"\n", begin, begin + _MOST_TEXT) + 1 or text.find(b"\n", begin) + 1 or len(text)
+        if end - begin <= _MOST_TEXT:
+            values = {"magic": JIT_MAP_MAGIC, "version": VERSION, "reserved": 0, "pid": pid, "text": text[begin:end]}
+            yield JIT_MAP.pack(values, NATIVE)
+        begin = end
 
 
 def code_payloads(rows: NDArray[np.void]) -> list[bytes]:

@@ -109,6 +109,7 @@ class FileSeries:
         counts = Counts.of(self._collector)
         present = self.while_draining(lambda: self._totals.present_tasks(drained_ns))
         self._objects.catch_up([self.current], self.drain)
+        self._codes.write_jit_maps(self.current, self.drain, is_end=False)
         self._totals.write(self.current, present)
         self.drain()
         self.current.account(counts, present.end_ns)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Maps of code that programs make: which are believed, and what their lines name."""
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 from builders import objects
+from builders.accounts import counters as account
 from builders.accounts import told
 from builders.chains import recording_of_chains
 from builders.recording import write
@@ -18,7 +20,7 @@ from hypothesis import strategies as st
 from perf_offcpu import losses
 from perf_offcpu.abi import counters
 from perf_offcpu.abi.sample import CallchainContext
-from perf_offcpu.decode.load import load_recording
+from perf_offcpu.decode.load import GrowingFile, load_recording
 from perf_offcpu.files import FileRefusedError
 from perf_offcpu.losses import LossCause
 from perf_offcpu.model.join import join
@@ -26,6 +28,7 @@ from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Meta, Spaces, Tasks
 from perf_offcpu.objects.perf_map import JitName, PerfMaps, is_jit_memory, parse_perf_map, read_jit_name, read_perf_map
 from perf_offcpu.objects.symtab import SymbolTable
+from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.symbolize.options import SymbolizeOptions
 from perf_offcpu.symbolize.symbolizer import symbolize
 
@@ -100,6 +103,16 @@ def test_maps_in_a_recording_are_used_before_files(tmp_path: Path) -> None:
     assert isinstance(again[0], LossCause) and "used again" in again[0].text and again[1] == b"1000 10 other\n"
     both = join([recording, recording], 1).perf_maps
     assert both[8] == b"1000 10 other\n" * 2
+
+
+def test_a_map_is_known_in_later_parts_of_a_file_that_grows(tmp_path: Path) -> None:
+    records = [told(jit_map(7, b"1000 10 first\n")), told(account(1, 10)), told(account(10, 20))]
+    write(tmp_path / "in.data", [COUNTERS], records)
+    with PerfDataReader.open(str(tmp_path / "in.data")) as complete:
+        begin = complete.head.data_offset
+    with contextlib.closing(GrowingFile(str(tmp_path / "in.data"), {})) as file:
+        parts = [file.read(begin + len(b"".join(records[:number]))) for number in (2, 3)]
+    assert [part and part.perf_maps for part in parts] == [{7: b"1000 10 first\n"}] * 2
 
 
 @pytest.mark.parametrize(("raw", "shown"), [
