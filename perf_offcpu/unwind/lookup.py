@@ -38,6 +38,7 @@ NO_CFI: Final = 1  # rule set of code without call frame information
 _TRAMPOLINE: Final = 2  # rule set of x86-64's trampoline at its call
 _FRAME: Final = 16  # bytes of its frame
 _INTERPRETER: Final = 3  # rule set of HotSpot's interpreter on x86-64
+_UNKNOWN_CODE: Final = 4  # rule set of code that HotSpot's map lacks, and of begins: frame pointers lead astray
 _SAVED_FP, _RETURN, _SENDER_SP = b"\x76\x00", b"\x76\x08", b"\x76\x78\x06"  # DW_OP_breg6 0, 8, -8 and DW_OP_deref
 _MOST_KEPT: Final = 1 << 17  # addresses, rule sets and expressions that are kept for further recordings
 _NOT_MET: Final = np.array([2**64 - 1], np.uint64), np.array([NO_CFI], np.int32)  # what `NO_ADDRESS` has
@@ -69,13 +70,14 @@ class Rules:
     def __init__(self, registers: Registers) -> None:
         self.registers = registers
         self.expressions = [_SAVED_FP, _RETURN, _SENDER_SP]
-        self.words = np.zeros((_INTERPRETER + 1, registers.count + 2), np.int64)
+        self.words = np.zeros((_UNKNOWN_CODE + 1, registers.count + 2), np.int64)
         self.words[:_TRAMPOLINE, registers.count] = Kind.INVALID
         self.words[_TRAMPOLINE, registers.count] = Kind.REGISTER | registers.sp << 3 | _FRAME << 11
         self.words[_TRAMPOLINE, registers.ra] = Kind.OFFSET | -8 << 3
         self.words[_INTERPRETER, registers.fp] = Kind.EXPRESSION | 0 << 3
         self.words[_INTERPRETER, registers.ra] = Kind.EXPRESSION | 1 << 3
         self.words[_INTERPRETER, registers.count] = Kind.VAL_EXPRESSION | 2 << 3
+        self.words[_UNKNOWN_CODE, registers.count] = Kind.INVALID
         self._of_frame = dict[int, int]()
         self._added, self._count = list[I64](), len(self.words)
         self._met: dict[str, tuple[U64, I32]] = {}
@@ -175,18 +177,20 @@ class Trampolines:
             table, places = self.maps.of(pid), np.flatnonzero(pids == pid)
             if isinstance(table, LossCause):
                 continue
-            row = table.lookup(addresses[places])
+            row, frames = table.lookup(addresses[places]), self.maps.frames_of(pid)
+            if frames:
+                result[places[row < 0]] = _UNKNOWN_CODE
             places, row = places[row >= 0], row[row >= 0]
             sizes, offsets = table.end[row] - table.start[row], addresses[places] - table.start[row]
             for size, call in _CALL_IN.items():
                 hits = np.flatnonzero((sizes == size) & (offsets >= call.start) & (offsets < call.stop))
                 is_call = [table.name(number).startswith("py::") for number in row[hits].tolist()]
                 result[places[hits[is_call]]] = _TRAMPOLINE
-            if frames := self.maps.frames_of(pid):
+            if frames:
                 for place, number, offset in zip(places.tolist(), row.tolist(), offsets.tolist(), strict=True):
                     size, begin = frames.get(int(table.start[number]), (0, 0))
-                    if size and offset >= begin:
-                        result[place] = rules.of_frame(size)
+                    if size:
+                        result[place] = rules.of_frame(size) if offset >= begin else _UNKNOWN_CODE
                     elif table.name(number) == "Interpreter":
                         result[place] = _INTERPRETER
         return result

@@ -203,17 +203,22 @@ def _answer(socket_: int, pid: int, until_s: float) -> bytes:
     return answer
 
 
-def _frames(memory: int, text: bytes) -> Iterator[bytes]:
-    """Yield a line for each function of a map whose first instructions tell the size of its frame."""
+def _frames(memory: int, text: bytes) -> list[bytes]:
+    """Return a line for each function of a map whose first instructions tell the size of its frame; [] if methods keep
+    frame pointers (-XX:+PreserveFramePointer)."""
+    frames, is_needed = [], False
     for line in text.split(b"\n")[:-1]:
         try:
             start, size, name = line.split(b" ", 2)
             code = os.pread(memory, min(int(size, 16), _ENTRY_BYTES), int(start, 16))
         except (OSError, ValueError, OverflowError):
             continue
-        if entry := _ENTRY.search(code) if _METHOD.search(name) else _ENTRY.match(code):
+        is_method = bool(_METHOD.search(name))
+        if entry := _ENTRY.search(code) if is_method else _ENTRY.match(code):
+            is_needed |= is_method
             moved = int.from_bytes(entry["byte"] or entry["word"] or entry["whole"], "little")
-            yield b":frame %x %x %x\n" % (int(start, 16), moved + (8 if entry["whole"] else 16), entry.end())
+            frames.append(b":frame %x %x %x\n" % (int(start, 16), moved + (8 if entry["whole"] else 16), entry.end()))
+    return frames if is_needed else []
 
 
 def _become_owner(pid: int, *, must_be_alike: bool) -> None:

@@ -215,14 +215,14 @@ def test_frames_of_javas_compilers_and_interpreter_are_passed(monkeypatch: pytes
     stack pointer of its caller, which had made room for arguments."""
     size, begin, interpreter, bare = 0x30, 0xC, JIT + 0x100, JIT + 0x200
     lines = [f"{JIT:x} 40 void A.f()", f"{interpreter:x} 100 Interpreter", f"{bare:x} 40 stub"]
-    text = "\n".join([*lines, f":frame {JIT:x} {size:x} {begin:x}", f":frame {bare:x} fffffff 0", ""]).encode()
+    text = "\n".join([*lines, f":frame {JIT:x} {size:x} {begin:x}", f":frame {bare:x} ffffff 0", ""]).encode()
     frame = [0] * (size // 8 - 2)
     inner, outer = [*frame, STACK + 8 * 10, interpreter + 0x10], [*frame, 0, CODE + ROOT + 1]
     interpreted = [STACK + 8 * 14, 0, JIT + 0x20, 0, 0]  # below the record: the caller's stack pointer
     stack = [0, 0, JIT + 0x20, *inner, *interpreted, *outer]
     recordings = [recording_of([stack], [CODE + PLAIN], fps=[12345], chain=()) for _ in range(2)]
-    stacks = [[0, 0, place, *stack[3:]] for place in (JIT + begin, bare + 9)]
-    others = recording_of(stacks, [CODE + PLAIN] * 2, chain=())
+    stacks = [[0, 0, place, *stack[3:]] for place in (JIT + begin, bare + 9, bare + 0x80)]
+    others = recording_of(stacks, [CODE + PLAIN] * 3, fps=[STACK + 8 * 10] * 3, chain=())
     for recording in (*recordings, others):
         recording.spaces.pid[:] = 77
         recording.perf_maps = {77: text}
@@ -231,7 +231,8 @@ def test_frames_of_javas_compilers_and_interpreter_are_passed(monkeypatch: pytes
     called = [USER, CODE + PLAIN, JIT + 0x20]
     assert chains[0] == [[*called, interpreter + 0x10, JIT + 0x20, CODE + ROOT + 1]]
     assert chains[1] == [called], "of another process"
-    assert chains[2] == [[USER, CODE + PLAIN, JIT + begin], [USER, CODE + PLAIN, bare + 9]]
+    called = [[USER, CODE + PLAIN, place] for place in (JIT + begin, bare + 9, bare + 0x80)]
+    assert chains[2] == called, "at the begin of a function, a frame beyond the stack, code that the map lacks"
 
 
 def test_rules_that_do_not_advance_end_the_stack(monkeypatch: pytest.MonkeyPatch) -> None:
