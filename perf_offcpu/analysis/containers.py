@@ -42,7 +42,8 @@ def is_container(path: str, name: str) -> bool:
     """Return True if a control group is in the container `name`: as shown, its id or the begin of it, or its name."""
     label = container_of(path)
     kind, _, own = label.rpartition(":")
-    if name in (label, own):
+    name = name.removeprefix(f"{kind}:")
+    if name == own:
         return bool(label)
     begins = bool(re.fullmatch(r"[0-9a-f]{4,64}", name)) and own.startswith(name[:_SHOWN])
     return bool(kind) and begins and (len(name) <= _SHOWN or name in path)

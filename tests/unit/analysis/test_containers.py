@@ -36,6 +36,6 @@ def test_names(path: str, name: str) -> None:
 
 def test_a_container_is_found_by_its_name_or_the_begin_of_its_id() -> None:
     path = f"/docker/{ID}"
-    assert all(is_container(path, name) for name in (ID, ID[:12], ID[:4], "docker:0123456789ab"))
-    assert not any(is_container(path, name) for name in ("0124", ID[:-1] + "0", "docker", "", "012"))
+    assert all(is_container(path, name) for name in (ID, ID[:12], ID[:4], "docker:0123456789ab", "docker:0123"))
+    assert not any(is_container(path, name) for name in ("0124", ID[:-1] + "0", "docker", "", "012", "podman:0123"))
     assert not is_container("/system.slice/0123.service", "0123")
