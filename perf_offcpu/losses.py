@@ -280,6 +280,7 @@ NOT_REGULAR = _names("not-regular", "it is not a regular file")
 FILE_DAMAGED = _names("file-damaged", "it is not an ELF executable or shared object, or is damaged")
 OTHER_BUILD = _names("other-build", "the file here has another build-id than the recorded one")
 FILE_CHANGED = _names("file-changed", "the file was changed after the recording, which holds no build-id of it")
+SEVERAL_FILES = _names("several-files", "processes have different files of this name, without build-ids, in containers")
 NO_SYMBOLS = _names("no-symbols", "it holds no symbols")
 NO_PERF_MAP = _names(
     "no-perf-map",

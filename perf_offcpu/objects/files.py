@@ -29,7 +29,7 @@ from perf_offcpu.model.recording import Meta, Recording
 from perf_offcpu.objects.elf.headers import Source
 from perf_offcpu.objects.elf.image import ElfImage
 from perf_offcpu.objects.functions import ElfFile, symbols_of
-from perf_offcpu.objects.search import DELETED, Search, objects_by_build_id, objects_of_processes
+from perf_offcpu.objects.search import DELETED, Search, mapped_files, objects_by_build_id, objects_of_processes
 
 VDSO: Final = "[vdso]"
 _MAX_BYTES: Final = 1 << 20
@@ -91,7 +91,8 @@ def open_dso(recording: Recording, dso: int, search: Search, stack: ExitStack) -
     try:
         if name != VDSO and (cause := refusal(name, search.symfs)):
             raise Refused(cause)
-        image = _open(name if name == VDSO else search.symfs + name, search, stack)
+        inside = _inside(name, pids_of_dso(recording, dso)) if search.processes and not build_id else ""
+        image = _open(name if name == VDSO else inside or search.symfs + name, search, stack)
         if build_id and not same_build(image.build_id, build_id):
             raise Refused(losses.OTHER_BUILD)
         may_be_younger = build_id or search.symfs or _JITTED.search(name)
@@ -104,6 +105,24 @@ def open_dso(recording: Recording, dso: int, search: Search, stack: ExitStack) -
         if build_id and (same_object := _by_build_id(name, build_id, search, pids, paths, stack)):
             return same_object
         raise
+
+
+def _inside(name: str, pids: Sequence[int]) -> str:
+    """Return a path of the file that processes have mapped under `name` and that is not the one outside, as in
+    containers; "" if there is none. Raises Refused: they have mapped different files."""
+    files = {file: path for path in mapped_files(name, pids) if (file := _identity(path))}
+    if len(files) > 1:
+        raise Refused(losses.SEVERAL_FILES)
+    outside = _identity(name)
+    return next((path for file, path in files.items() if file != outside), "")
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Return the device and inode of a file; None if it cannot be looked up."""
+    with suppress(OSError):
+        status = os.stat(path)  # direct: asks which file it is; `_open` judges what it opens
+        return status.st_dev, status.st_ino
+    return None
 
 
 def is_running_kernel(meta: Meta) -> bool:

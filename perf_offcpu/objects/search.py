@@ -5,12 +5,12 @@
     DIR/.build-id/ab/cdef…/elf    perf's cache (--buildid-dir, ~/.debug) and archives unpacked
     …/debuginfod_client/ID/…      fetched earlier by GDB and others
     /proc/PID/root/PATH           of a process that still runs: containers
-    /proc/PID/map_files/…         the same, for files that were deleted
+    /proc/PID/map_files/…         the same, for files that were deleted, or without a build-id in containers
 
-Only a file at the recorded path is accepted without a build-id. Debug files: by build-id as GDB, perf and
-distributions lay them out (`ROOT/.build-id/ab/cdef….debug`), by debuglink next to the object or below a debug root,
-and by the path of the object as on Fedora and Ubuntu. A debug file belongs to an object if both have the same
-build-id; without build-ids, if the .gnu_debuglink of the object names it and holds its CRC.
+Without a build-id only a file at the recorded path is accepted, outside or in the processes themselves. Debug files: by
+build-id as GDB, perf and distributions lay them out (`ROOT/.build-id/ab/cdef….debug`), by debuglink next to the object
+or below a debug root, and by the path of the object as on Fedora and Ubuntu. A debug file belongs to an object if both
+have the same build-id; without build-ids, if the .gnu_debuglink of the object names it and holds its CRC.
 
 Sources: GDB manual, "Debugging Information in Separate Files"; perf's dso__read_binary_type_filename
 (tools/perf/util/dso.c) and build_id_cache__linkname (tools/perf/util/build-id.c) of Linux 6.16.
@@ -75,9 +75,8 @@ def objects_by_build_id(build_id: bytes, search: Search) -> Iterator[str]:
 def objects_of_processes(name: str, pids: Sequence[int]) -> Iterator[str]:
     """Yield paths of an object in processes that run now, which may not be the recorded ones."""
     path, pids = name.removesuffix(DELETED), pids[:_MAX_PROCESSES]
-    yield from (f"/proc/{pid}/root{path}" for pid in pids)
-    for pid in pids:
-        yield from _mapped(path, pid)
+    yield from (f"/proc/{pid}/root{_below_root(path, pid)}" for pid in pids)
+    yield from mapped_files(path + DELETED, pids)
 
 
 def debug_by_build_id(build_id: bytes, search: Search) -> Iterator[str]:
@@ -117,18 +116,27 @@ def _debug_roots(search: Search) -> list[str]:
     return [*below, *search.debug_roots]
 
 
-def _mapped(path: str, pid: int) -> Iterator[str]:
-    """Yield the path in /proc/PID/map_files of the first mapping of a deleted file of that path, if there is one."""
-    wanted = f" {path}{DELETED}\n".encode("utf-8", "surrogateescape")
-    try:
-        with open(f"/proc/{pid}/maps", "rb") as file:
-            maps = file.read(_MAX_MAPS)
-    except OSError:
-        return
-    line_begin = maps.find(wanted)
-    if line_begin >= 0:
-        start, end = maps[maps.rfind(b"\n", 0, line_begin) + 1 :].split(b" ", 1)[0].split(b"-")
-        yield f"/proc/{pid}/map_files/{start.decode().lstrip('0') or '0'}-{end.decode().lstrip('0')}"
+def _below_root(path: str, pid: int) -> str:
+    """Return a path of /proc/PID/maps without the root directory of the process, which chroot() leaves in it."""
+    with suppress(OSError):
+        root = os.readlink(f"/proc/{pid}/root").rstrip("/")  # direct: asks for the name of the directory
+        return path.removeprefix(root) if path.startswith(f"{root}/") else path
+    return path
+
+
+def mapped_files(name: str, pids: Sequence[int]) -> Iterator[str]:
+    """Yield the path in /proc/PID/map_files of the first mapping of each process under `name` in /proc/PID/maps."""
+    wanted = f" {name}\n".encode("utf-8", "surrogateescape")
+    for pid in pids[:_MAX_PROCESSES]:
+        try:
+            with open(f"/proc/{pid}/maps", "rb") as file:
+                maps = file.read(_MAX_MAPS)
+        except OSError:
+            continue
+        line_begin = maps.find(wanted)
+        if line_begin >= 0:
+            start, end = maps[maps.rfind(b"\n", 0, line_begin) + 1 :].split(b" ", 1)[0].split(b"-")
+            yield f"/proc/{pid}/map_files/{start.decode().lstrip('0') or '0'}-{end.decode().lstrip('0')}"
 
 
 _MAX_LINK: Final = 1 << 12
