@@ -238,11 +238,11 @@ def _open_files() -> Result:
 
 
 def _pid_namespace() -> Result:
-    box = _container()  # process ids have to be those that BPF sees
+    box = _container()
     if os.stat("/proc/self/ns/pid").st_ino == FIRST_PID_NAMESPACE:
         return True, f"the machine's own{box and ', in a container of kind '}{box}", ""
     advice = "record outside of the container (docker run --pid=host, hostPID: true)"
-    return False, f"not the machine's own{box and ': '}{box}; BPF sees other ids than /proc here", advice
+    return False, f"not the machine's own{box and ': '}{box}; only its processes are recorded", advice
 
 
 def _container() -> str:

@@ -41,6 +41,8 @@ def under(condition: str, directory: Path, options: str = "") -> subprocess.Comp
     (f"setpriv {NOBODY} --inh-caps=+perfmon --ambient-caps=+perfmon {{record}}", "BPF programs cannot be loaded",
      "run as root, or with CAP_BPF (in a container: --cap-add BPF)"),
     ("unshare -Ur {record}", "BPF programs cannot be loaded", "this is a user namespace"),
+    ("unshare --pid --fork {record}", "/proc does not show the processes of this pid namespace",
+     "mount -t proc proc /proc"),
     ("unshare -m sh -c 'mount -t tmpfs none /sys/kernel/btf; PERF_OFFCPU_CACHE_BYTES=0 {record}'",
      "type information /sys/kernel/btf/vmlinux cannot be read", "CONFIG_DEBUG_INFO_BTF=y"),
     ("prlimit --nofile=12:12 {record}", "too many open files (the limit is 12)", "with ulimit -n"),

@@ -107,9 +107,13 @@ def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
 
 def with_rights(options: RecordOptions, *, forced: bool) -> RecordOptions:
     """Return the options, `unprivileged` if BPF is refused and the target is of this user, or if it is `forced`. Raises
-    CapabilityError: the options need BPF; UsageError: they do, and it is forced."""
+    CapabilityError: the options need BPF, or /proc is of another pid namespace; UsageError: they do, and it is forced.
+    """
     from perf_offcpu.collect.bpf.kernel.probes import check_privileges
 
+    if os.path.realpath("/proc/self") != f"/proc/{os.getpid()}":  # direct: asks which pid this process has there
+        what = "/proc does not show the processes of this pid namespace, but others under the same ids"
+        raise CapabilityError(what, "mount -t proc proc /proc, as unshare --mount-proc does")
     needs = _needs_bpf(options)
     if forced and needs:
         raise UsageError(f"--unprivileged and {needs} contradict each other")
