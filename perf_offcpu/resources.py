@@ -50,7 +50,7 @@ def commit() -> str:
     from importlib import metadata
 
     folder = os.path.join(os.path.dirname(os.path.dirname(__file__)), ".git")
-    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, metadata.PackageNotFoundError):
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, KeyError, metadata.PackageNotFoundError):
         if os.path.isdir(folder):  # direct: where Python finds this package
             head = _line(os.path.join(folder, "HEAD"))
             return f", commit {_line(os.path.join(folder, head[5:]))[:12] if head.startswith('ref: ') else head[:12]}"

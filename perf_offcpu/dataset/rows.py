@@ -158,9 +158,7 @@ def _containers(cgroups: Texts, names: Mapping[str, ContainerNames]) -> dict[str
     ids_in_path = [_CONTAINER.findall(path) for path in cgroups.texts]
     ids = [found[-1] if found else "" for found in ids_in_path]
     named_ids = [names.get(id_, ContainerNames()) for id_ in ids]
-    columns = {"container": ids} | dict(
-        zip(ContainerNames._fields, map(list, zip(*named_ids, strict=True)), strict=True)
-    )
+    columns = {"container": ids} | {name: [getattr(one, name) for one in named_ids] for name in ContainerNames._fields}
     return {name: _where_known(texts, cgroups.codes) for name, texts in columns.items()}
 
 
