@@ -81,17 +81,6 @@ def test_javascript_with_a_jitdump_that_perf_put_in(tmp_path: Path) -> None:
     assert time_below(stacks, "_start", *JAVASCRIPT, "futex_do_wait|futex_wait_queue") >= 480_000_000
 
 
-@needs_java
-def test_java(tmp_path: Path) -> None:
-    """Once compiled, a method has its name; before that it is a frame of the interpreter."""
-    subprocess.run(["javac", "-d", tmp_path, HERE / "Waits.java"], check=True, timeout=60)
-    options = ["-XX:+PreserveFramePointer", "-XX:+UnlockDiagnosticVMOptions", "-XX:+DumpPerfMapAtExit"]
-    stacks = recorded(tmp_path, "java", *options, "Waits")
-    main = ["start_thread", "JavaMain", "jni_CallStaticVoidMethod"]
-    assert time_below(stacks, *main, "JVM_Sleep") >= 880_000_000
-    assert time_below(stacks, *main, r"long Waits\.handleRequest\(int\)", "JVM_Sleep") >= 300_000_000
-
-
 OWN_TMP = """
 set -e
 mkdir $0/tmp

@@ -13,13 +13,11 @@ from builders.dataset import rows_of
 from builders.program import run
 
 from perf_offcpu.agent import containers
-from perf_offcpu.agent.config import make_config
 from perf_offcpu.agent.containers import ContainerAsker
 from perf_offcpu.agent.metrics import Metrics
 from perf_offcpu.dataset.dataset import open_dataset
 from perf_offcpu.dataset.rows import ContainerNames, host_of
 from perf_offcpu.dataset.segment import write_segment
-from perf_offcpu.errors import UsageError
 from perf_offcpu.symbolize.load import load_profile
 from perf_offcpu.symbolize.options import SymbolizeOptions
 
@@ -80,19 +78,13 @@ def test_names_that_a_runtime_has(tmp_path: Path) -> None:
 
 
 def test_answers_of_a_runtime_are_bounded(tmp_path: Path) -> None:
-    assert runtime(tmp_path, b"\x0a\xff\xff") == "{}"
     assert runtime(tmp_path, bytes(1 << 10), 17 << 10) == "RESOURCE_EXHAUSTED"
 
 
 def test_a_runtime_that_fails_is_said_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = [NGINX, None, container(OTHER, *POD, name=WEB.container_name, image=WEB.image)]
-    real = containers._call
-
-    def call(place: str) -> bytes:
-        answer = answers.pop(0) if len(answers) > 1 else answers[0]
-        return real(place) if answer is None else answer  # no such socket
-
-    monkeypatch.setattr(containers, "_call", call)
+    other, real = container(OTHER, *POD, name=WEB.container_name, image=WEB.image), containers._call
+    answers = [NGINX, None, *[other] * 99]
+    monkeypatch.setattr(containers, "_call", lambda place: answers.pop(0) or real(place))
     monkeypatch.setattr(containers, "_EACH_S", 0.1)
     said, metrics = list[str](), Metrics()
     asker = ContainerAsker(f"unix:{tmp_path}/none.sock", metrics, said.append)
@@ -102,8 +94,7 @@ def test_a_runtime_that_fails_is_said_and_counted(tmp_path: Path, monkeypatch: p
     asker.close(0)
     assert dict(asker.names) == {ID: WEB, OTHER: WEB}, "names of a container that has ended are kept"
     assert metrics.value("container_names_failures_total") == 1
-    states = ["names of containers are not known", "names of containers are known again"]
-    assert [text.partition(":")[0] for text in said] == states
+    assert [text.split()[4:6] for text in said] == [["not", "known:"], ["known", "again"]]
 
 
 def test_samples_have_the_names_of_their_containers(tmp_path: Path) -> None:
@@ -122,9 +113,3 @@ def test_samples_have_the_names_of_their_containers(tmp_path: Path) -> None:
     for name in (WEB.pod, ID[:8], "ngin"):
         text = run("fleet", "report", tmp_path / "named", "--container", name).stdout
         assert ("Total:    0.000 ms" in text) == (name == "ngin"), text
-
-
-@pytest.mark.parametrize("place", ["unix:run.sock", "http://node:10255", "x"])
-def test_places_that_cannot_be_asked_are_refused(place: str) -> None:
-    with pytest.raises(UsageError, match="--containers .*: give unix:PATH of a CRI socket"):
-        make_config({"dataset": "set", "containers": place})

@@ -20,7 +20,6 @@ from perf_offcpu.agent.config import make_config
 from perf_offcpu.agent.endpoint import Endpoint, Notifier, read_token
 from perf_offcpu.agent.metrics import METRICS, PREFIX, Metrics
 from perf_offcpu.errors import UsageError
-from perf_offcpu.resources import commit
 
 PAGE = Path(__file__).resolve().parents[3] / "Documentation" / "perf-offcpu-agent.txt"
 LINE = re.compile(r'[a-z_]+(\{[a-z]+="(?:[^"\\\n]|\\["\\n])*"\})? -?[0-9.e+-]+|# (HELP|TYPE) [a-z_]+ .+')
@@ -247,10 +246,3 @@ def test_problems_are_warnings_in_the_journal(is_journal: bool) -> None:
             "perf-offcpu agent: as \\x1b usual",
             f"{severity}perf-offcpu agent: a segment is lost",
         ]
-
-
-def test_the_commit_is_that_of_the_checkout() -> None:
-    folder = Path(__file__).resolve().parents[3]
-    known = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=False)
-    assert re.fullmatch(r"(, commit [0-9a-f]{12})?", commit())
-    assert commit() in (f", commit {known.stdout[:12]}", "")

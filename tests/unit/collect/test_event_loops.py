@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tasks of event loops in memory that is not what it says: bounded, and never an exception."""
+"""Tasks of event loops, read from a made-up memory; answers of JVMs: how much is kept, and how it is written."""
 
+import os
 import random
 import struct
 import subprocess
@@ -10,11 +11,16 @@ from contextlib import contextmanager
 
 import pytest
 
+from perf_offcpu.abi.counters import JIT_MAP
+from perf_offcpu.collect import jvms
 from perf_offcpu.collect.events.perf_event import NATIVE
+from perf_offcpu.collect.jvms import Jvms
+from perf_offcpu.collect.output.object_table import jit_payloads
 from perf_offcpu.collect.python import event_loops
 from perf_offcpu.collect.python.event_loops import Task, find_tables, read_loop, task_payloads
 from perf_offcpu.collect.python.offsets import Section
 from perf_offcpu.decode.account import read_loop_tasks
+from perf_offcpu.losses import JVM_UNASKED, Losses
 
 SIZE = 16384
 VICTIM = """
@@ -152,3 +158,32 @@ def test_process_without_event_loops() -> None:
         assert find_tables(pid) is None
     with pytest.raises(OSError, match="No such"):
         find_tables(2**22 + 1)
+
+
+def asked(monkeypatch: pytest.MonkeyPatch, answers: dict[int, bytes], said: list[str], lost: Losses) -> Jvms:
+    """Return what asking processes with these answers gives; all of them exist."""
+    monkeypatch.setattr(jvms, "_ask_one", answers.__getitem__)
+    monkeypatch.setattr(jvms, "by_turns", list)
+    follower = Jvms(said.append, lost, lambda: set(answers), asks=True)
+    follower._due = dict.fromkeys(answers, (0.0, 2.0))
+    follower.ask_all()
+    return follower
+
+
+def test_maps_are_written_in_whole_lines() -> None:
+    text = b"".join(b"%x 10 void a.B.method%d(int)\n" % (4096 + 16 * number, number) for number in range(5000))
+    parts = [bytes(JIT_MAP.unpack(part, NATIVE)["text"]).rstrip(b"\0") for part in jit_payloads(7, text)]
+    assert b"".join(parts) == text and all(part.endswith(b"\n") for part in parts) and len(parts) > 2
+
+
+def test_all_maps_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many processes a user starts that answer like JVMs."""
+    monkeypatch.setattr(jvms, "_MOST_KEPT", 1000)
+    said, lost = list[str](), Losses()
+    pid = os.getpid()
+    follower = asked(
+        monkeypatch, {pid: b"1000 10 a\n" * 60, pid + 1: b"1000 10 b\n" * 60, pid + 2: b"!why"}, said, lost
+    )
+    assert follower.maps.keys() == {pid}
+    assert lost == {JVM_UNASKED: 2}
+    assert [text.rpartition(": ")[2] for text in said] == ["the maps of others take all room", "why"]

@@ -231,8 +231,8 @@ def test_frames_of_javas_compilers_and_interpreter_are_passed(monkeypatch: pytes
     called = [USER, CODE + PLAIN, JIT + 0x20]
     assert chains[0] == [[*called, interpreter + 0x10, JIT + 0x20, CODE + ROOT + 1]]
     assert chains[1] == [called], "of another process"
-    called = [[USER, CODE + PLAIN, place] for place in (JIT + begin, bare + 9, bare + 0x80)]
-    assert chains[2] == called, "at the begin of a function, a frame beyond the stack, code that the map lacks"
+    cut = [[USER, CODE + PLAIN, place] for place in (JIT + begin, bare + 9, bare + 0x80)]
+    assert chains[2] == cut, "at the begin of a function, a frame beyond the stack, code that the map lacks"
 
 
 def test_rules_that_do_not_advance_end_the_stack(monkeypatch: pytest.MonkeyPatch) -> None:
