@@ -6,8 +6,11 @@ known holder."""
 from collections import defaultdict
 from typing import NamedTuple
 
+import numpy as np
+
+from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.model.recording import EventLoop, LoopTask
+from perf_offcpu.model.recording import EventLoop, LoopTask, SampleFlag
 from perf_offcpu.text import basename, printable
 
 RUNNING, READY = "running", "ready to run"
@@ -84,10 +87,14 @@ def sentences_of(rows: list[LoopRow]) -> list[str]:
     return sentences[:_SHOWN_LOOPS] + ([f"and {more} more event loops with tasks that are held up"] if more > 0 else [])
 
 
-def held_up_waits(profile: Profile) -> set[tuple[int, int, int]]:
-    """Return (pid, tid, switch_out_ns) of the waits of event loops in which tasks are held up: the thread is not idle,
-    although it waits for events."""
-    return {loop[:3] for loop in profile.loops if any(group.is_held_up for group in groups_of(loop))}
+def held_up_waits(profile: Profile) -> I64:
+    """Return int64: samples that are waits of event loops, at the end, in which tasks are held up: the thread is not
+    idle, although it waits for events."""
+    waits = {loop[:3] for loop in profile.loops if any(group.is_held_up for group in groups_of(loop))}
+    samples = profile.samples
+    rows = np.flatnonzero(samples.has(SampleFlag.STILL_BLOCKED))
+    ids = zip(*(column[rows].tolist() for column in (samples.pid, samples.tid, samples.switch_out_ns)), strict=True)
+    return rows[[wait in waits for wait in ids]]
 
 
 def _part(group: TaskGroup) -> str:

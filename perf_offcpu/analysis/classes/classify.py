@@ -110,18 +110,8 @@ def classify(profile: Profile) -> Waits:
         purpose[index] = purposes.setdefault(work, len(purposes))
     found_class, purpose = like_single_waits(profile, classes[group_of], purpose[group_of], ruled[group_of] == _NONE)
     if profile.loops:
-        purpose = np.where(_with_tasks_held_up(profile), np.int32(0), purpose)
+        purpose[held_up_waits(profile)] = 0
     return Waits(found_class, syscalls[group_of], list(names), purpose, list(purposes), ruled[group_of], programs.rules)
-
-
-def _with_tasks_held_up(profile: Profile) -> Bool:
-    """Return bool[samples]: True for waits of event loops at the end in which tasks are held up."""
-    waits, samples = held_up_waits(profile), profile.samples
-    rows = np.flatnonzero(samples.has(SampleFlag.STILL_BLOCKED))
-    ids = zip(*(column[rows].tolist() for column in (samples.pid, samples.tid, samples.switch_out_ns)), strict=True)
-    is_held_up = np.zeros(len(samples), np.bool_)
-    is_held_up[rows] = [wait in waits for wait in ids]
-    return is_held_up
 
 
 class _Judge:

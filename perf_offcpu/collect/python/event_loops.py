@@ -88,40 +88,32 @@ def find_tables(pid: int) -> tuple[int, int] | None:
     mappings = parse_maps(text) if b"python3.14" in text else ()
     files = {mapping.inode: mapping for mapping in mappings if not mapping.offset and _FILES.search(mapping.name)}
     for mapping in [*files.values()][:_MOST_FILES]:
-        fd = open_regular(f"/proc/{pid}/map_files/{mapping.start:x}-{mapping.end:x}")
-        try:
-            for name in (RUNTIME, _DEBUG):
-                section = find_section(fd, name)
-                place = section.place_in(mapping.start, mapping.offset) if section else None
-                places |= {name: place} if place is not None else {}
-        finally:
-            os.close(fd)
+        with os.fdopen(open_regular(f"/proc/{pid}/map_files/{mapping.start:x}-{mapping.end:x}")) as file:
+            sections = {name: find_section(file.fileno(), name) for name in (RUNTIME, _DEBUG)}
+        found = {name: section.place_in(mapping.start, 0) for name, section in sections.items() if section}
+        places |= {name: place for name, place in found.items() if place is not None}
     return (places[RUNTIME], places[_DEBUG]) if len(places) == 2 else None
 
 
 def read_loop(pid: int, tid: int, tables: tuple[int, int]) -> tuple[int, bool, list[Task]] | None:
     """Return (context switches of a thread, whether all tasks could be read, tasks of its event loop), read while it
     stands still; None if it runs no event loop. `tables`: of `find_tables`. Raises OSError: the process has ended."""
-    # direct: a file of /proc
-    memory, until_s = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC), time.process_time() + _MOST_THREAD_S
-    try:
+    until_s = time.process_time() + _MOST_THREAD_S
+    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:  # direct: a file of /proc
         for _ in range(_TRIES):
             before, own_id = _switches(pid, tid)
-            tasks, is_whole = list[Task](), True
-            try:
-                loop = _Loop(memory, until_s, tables)
+            tasks, is_whole = list[Task](), False
+            with suppress(_UnreadableError):
+                loop = _Loop(memory.fileno(), until_s, tables)
                 thread = loop.thread(own_id)
                 if not thread:
                     return None
                 tasks.extend(loop.tasks(thread))
-            except _UnreadableError:
-                is_whole = False
+                is_whole = True
             if before >= 0 and _switches(pid, tid)[0] == before:
                 return before, is_whole, tasks
             time.sleep(0.002)
-        return -1, False, []
-    finally:
-        os.close(memory)
+    return -1, False, []
 
 
 def _switches(pid: int, tid: int) -> tuple[int, int]:

@@ -33,10 +33,6 @@ INTERPRETER, THREAD, TASK, CORO, CODE, TYPES, NAME, LINES, NAMES, LOCK, FUNCTION
 TYPE_TEXTS = ("_asyncio.Task", "coroutine", "str", "int", "function", "_asyncio.FutureIter", "_asyncio.Future")
 
 
-def text_object(base: int, text: bytes) -> bytes:
-    return struct.pack("<4QI4x", 1, base + TYPES + 2 * 64, len(text), 0, 1 << 2 | 1 << 5 | 1 << 6) + text + b"\0"
-
-
 def image(base: int, pid: int) -> bytearray:
     """Return memory at `base` with a runtime, and an event loop of thread `pid` with a task in `Lock.acquire`."""
     memory = bytearray(SIZE)
@@ -56,8 +52,7 @@ def image(base: int, pid: int) -> bytearray:
     put(800, base + INTERPRETER)
     put(INTERPRETER, 0, base + THREAD)
     put(DEBUG, 200, 32, 40, 48, 49, 56, 64, 0, 0, 0, 32, 40, 48)
-    node = base + TASK + 64
-    put(THREAD, 0, 0, pid, 0, base + LOCK, 0, node)
+    put(THREAD, 0, 0, pid, 0, base + LOCK, 0, base + TASK + 64)
     put(TASK, 1, base + TYPES, 0, 0, base + NAME, base + SET, 0x101, base + CORO, base + THREAD + 48)
     for number, text in enumerate(TYPE_TEXTS):
         put(TYPES + 64 * number, 0, 0, 0, base + TYPES + 512 + 32 * number, (text == "int") << 24)
@@ -79,10 +74,9 @@ def image(base: int, pid: int) -> bytearray:
     put(FUNCTION, 1, base + TYPES + 256, 0, 0, base + NAME + 384)
     put(SET, 0, 0, 0, 0, 1, base + SET + 64)
     put(SET + 64, 0, 0, base + TASK, 7)
-    texts = ((0, b"first"), (128, b"/lib/asyncio/locks.py"), (256, b"Lock.acquire"), (384, b"__aexit__"))
-    for offset, line in texts:
-        content = text_object(base, line)
-        memory[NAME + offset : NAME + offset + len(content)] = content
+    for number, content in enumerate((b"first", b"/lib/asyncio/locks.py", b"Lock.acquire", b"__aexit__")):
+        put(NAME + 128 * number, 1, base + TYPES + 2 * 64, len(content), 0, 1 << 2 | 1 << 5 | 1 << 6)
+        memory[NAME + 128 * number + 40 : NAME + 128 * number + 40 + len(content)] = content
     return memory
 
 
