@@ -28,14 +28,21 @@ _LONGEST_TEXT: Final = 200
 
 class Jvms(MappingFollower):
     """Follow processes that map libjvm.so. `say` is called once for each that gives no names, and `lost` counts them;
-    `asks`: whether any is asked; `recorded` returns the pids of recorded processes that live."""
+    `recorded` returns the pids of recorded processes that live; `asks`: whether any is asked; `says_ended`: say how many
+    ended too soon, of which it is not known whether they were recorded."""
 
     needle = b"/libjvm.so"
 
     def __init__(
-        self, say: Callable[[str], None], lost: Losses, recorded: Callable[[], set[int]], *, asks: bool
+        self,
+        say: Callable[[str], None],
+        lost: Losses,
+        recorded: Callable[[], set[int]],
+        *,
+        asks: bool,
+        says_ended: bool,
     ) -> None:
-        self._say, self._lost, self._recorded, self._asks = say, lost, recorded, asks
+        self._say, self._lost, self._recorded, self._asks, self._says_ended = say, lost, recorded, asks, says_ended
         self.maps: dict[int, bytes] = {}  # pid → lines of its perf map
         self._due: dict[int, tuple[float, float]] = {}  # pid → monotonic time of the next question, time after it
         self._refused: set[int] = set()
@@ -65,7 +72,7 @@ class Jvms(MappingFollower):
         if self._asking is not None:
             self._asking.wait()
         self._ask(list(self._due))
-        if self._unasked:
+        if self._unasked and self._says_ended:
             self._say(
                 f"perf-offcpu record: JVMs that ended before they were asked for names: {self._unasked} "
                 "(java -XX:+DumpPerfMapAtExit writes them at the end)"
