@@ -28,8 +28,8 @@ _LONGEST_TEXT: Final = 200
 
 class Jvms(MappingFollower):
     """Follow processes that map libjvm.so. `say` is called once for each that gives no names, and `lost` counts them;
-    `recorded` returns the pids of recorded processes that live; `asks`: whether any is asked; `says_ended`: say how many
-    ended too soon, of which it is not known whether they were recorded."""
+    `recorded` returns the pids of recorded processes that live; `asks`: whether any is asked; `says_ended`: say how
+    many ended too soon, of which it is not known whether they were recorded."""
 
     needle = b"/libjvm.so"
 
