@@ -71,7 +71,8 @@ def test_intervals_add_up_to_what_the_program_did() -> None:
     sleeps = [row for one in documents for row in one["rows"] if row["label"] == "clock_nanosleep"]
     assert sum(row["waits"] for row in sleeps) == NAPS + SHORT_NAPS
     least = NAPS * 4_000_000 + SHORT_NAPS * 200_000
-    assert least <= sum(row["blocked"] for row in sleeps) <= documents[-1]["end_ns"] - documents[0]["begin_ns"]
+    # The timer runs a moment before the thread leaves its CPU.
+    assert 0.99 * least <= sum(row["blocked"] for row in sleeps) <= documents[-1]["end_ns"] - documents[0]["begin_ns"]
     assert all(row["blocked"] <= one["end_ns"] - one["begin_ns"] for one in documents for row in one["rows"])
 
 
