@@ -119,10 +119,11 @@ def assert_named(text: str, box: Box) -> None:
 def test_from_outside(form: str, targets: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """Names of functions come from the files of the container, while it lives."""
     box: Box = request.getfixturevalue(form)
-    done = run(*([targets] if targets == "-a" else [targets, str(box.pid)]), "--duration", "0.4", cwd=tmp_path)
+    words = [targets] if targets == "-a" else [targets, str(box.pid)]
+    done = run(*words, "--duration", "0.4", cwd=tmp_path, timeout_s=300)
     assert done.returncode == 0, done.stderr
     fields = "comm,pid,tid,container,ip,sym,dso"
-    text = perf_offcpu("script", "--container", box.container, "-F", fields, cwd=tmp_path).stdout
+    text = perf_offcpu("script", "--container", box.container, "-F", fields, cwd=tmp_path, timeout_s=300).stdout
     assert_named(text, box)
 
 
