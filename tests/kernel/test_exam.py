@@ -22,7 +22,7 @@ from perf_offcpu.symbolize.options import SymbolizeOptions
 
 pytestmark = pytest.mark.beside
 
-EXAM, NAMED = Path(__file__).with_name("exam.txt").read_text().split("\n\n")
+EXAM, NAMED = (f"{part}\n" for part in Path(__file__).with_name("exam.txt").read_text().split("\n\n"))
 """`NAMED`: in Python and shell, whose designs need names. A queue of Python has a lock for each wait, as a semaphore of
 threading: only the Python function tells which of both it is."""
 

@@ -199,7 +199,7 @@ PROGRAM_RULES = (
     ),
     _for_work("CPython", "the next item of a queue", r"(Queue\.)?get\s\(queue\.py\)", waits="lock"),
     _counted("CPython", "room in a queue that is full", r"(Queue\.)?put\s\(queue\.py\)", waits="lock"),
-    _for_work(
+    _counted(
         "CPython",
         "the next item of a queue of multiprocessing",
         r"((Joinable|Simple)?Queue\.)?get\s\(queues\.py\)",
@@ -219,7 +219,6 @@ PROGRAM_RULES = (
         "a thread to end: Thread.join()",
         r"(Thread\.)?(join|_wait_for_tstate_lock)\s\(threading\.py\)",
         waits="lock",
-        wait_class="child",
     ),
     _counted(
         "CPython",
@@ -227,7 +226,7 @@ PROGRAM_RULES = (
         r"(Semaphore\.acquire|Barrier\.\w+)\s\(threading\.py\)",
         waits="lock",
     ),
-    _for_work(
+    _counted(
         "CPython",
         "a condition or an event of threading",
         r"((Condition|Event)\.)?wait\s\(threading\.py\)",
