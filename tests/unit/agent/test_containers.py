@@ -2,6 +2,7 @@
 """Names of containers: of a CRI socket, in the dataset and its reports; sockets that fail."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -56,8 +57,13 @@ def part(number: int, data: bytes | str) -> bytes:
 
 def runtime(tmp_path: Path, answer: bytes, times: int = 1) -> str:
     """Return what asking a CRI socket with this answer gives, as text."""
-    words = [sys.executable, "-c", RUNTIME, f"unix:{tmp_path}/cri.sock", answer.hex(), str(times)]
-    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
+    root = str(Path(__file__).resolve().parents[3])
+    # A relative path: that of a socket has at most 107 bytes.
+    words = [sys.executable, "-c", RUNTIME, "unix:cri.sock", answer.hex(), str(times)]
+    environment = os.environ | {"PYTHONPATH": root}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, cwd=tmp_path, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
 
 
 def container(id_: str, *labels: tuple[str, str], name: str, image: str) -> bytes:
