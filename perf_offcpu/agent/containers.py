@@ -47,13 +47,13 @@ class ContainerAsker(Worker):
     def do(self, name: str) -> None:
         """Ask for the containers of now."""
         try:
-            known = containers_at(name)
+            listed = containers_at(name)
         except Exception as problem:  # of a library or server: recording goes on, with ids
             self._metrics.add("container_names_failures_total")
             text = printable(str(problem))[:_LONGEST] or type(problem).__name__
             self.retry(f"names of containers are not known: {name}: {text}")
             return
-        merged = {**{key: value for key, value in self.names.items() if key not in known}, **known}
+        merged = {**{key: value for key, value in self.names.items() if key not in listed}, **listed}
         self.names = dict(list(merged.items())[-_MOST_KEPT:])
         self._due_s = time.monotonic() + _EACH_S
         self.worked("names of containers are known again")

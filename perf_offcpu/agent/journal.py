@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the agent says: sentences for its journal, with a severity where systemd reads them (sd-daemon(3))."""
+"""Write the agent's sentences to its journal, with a severity where systemd reads them (sd-daemon(3))."""
 
 import os
 import sys

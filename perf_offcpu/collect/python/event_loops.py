@@ -57,7 +57,7 @@ _WRAPPERS: Final = "coroutine_wrapper async_generator_asend async_generator_athr
 _SYNCHRONIZES: Final = re.compile(r"/asyncio/(?:locks|queues)\.py$")
 
 Task = tuple[int, str, str, int, list[int], list[int], list[tuple[str, str, int]]]
-"""As a line of the text of abi.counters.TASKS."""
+"""Values of a task, in the order of a line of the text of abi.counters.TASKS."""
 
 
 def with_event_loops(last: LastTasks, pids: frozenset[int], unread: Unread) -> LastTasks:
@@ -90,8 +90,8 @@ def find_tables(pid: int) -> tuple[int, int] | None:
     for mapping in [*files.values()][:_MOST_FILES]:
         with os.fdopen(open_regular(f"/proc/{pid}/map_files/{mapping.start:x}-{mapping.end:x}")) as file:
             sections = {name: find_section(file.fileno(), name) for name in (RUNTIME, _DEBUG)}
-        found = {name: section.place_in(mapping.start, 0) for name, section in sections.items() if section}
-        places |= {name: place for name, place in found.items() if place is not None}
+        addresses = {name: section.place_in(mapping.start, 0) for name, section in sections.items() if section}
+        places |= {name: place for name, place in addresses.items() if place is not None}
     return (places[RUNTIME], places[_DEBUG]) if len(places) == 2 else None
 
 

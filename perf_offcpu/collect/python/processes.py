@@ -6,6 +6,7 @@ calls execve(2), so it is known with its FORK record. Files are read once, by a 
 import os
 import struct
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -30,7 +31,7 @@ _TASK: Final = struct.Struct("=IIII")  # pid, ppid, tid, ptid of FORK and EXIT
 _MMAP2, _FORK, _EXIT = int(RecordType.MMAP2), int(RecordType.FORK), int(RecordType.EXIT)
 
 
-class MappingFollower:
+class MappingFollower(ABC):
     """Follows what processes map, by records of the kernel and of what is there already."""
 
     needle: bytes  # records without it are of no interest
@@ -46,10 +47,11 @@ class MappingFollower:
                 self.see_mapping(view[offset : offset + size])
             offset += size or len(records)
 
+    @abstractmethod
     def see_mapping(self, record: memoryview) -> None:
         """Take one MMAP2 record."""
-        raise NotImplementedError
 
+    @abstractmethod
     def see_task(self, kind: int, record: memoryview) -> None:
         """Take a FORK or EXIT record."""
 
