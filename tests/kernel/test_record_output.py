@@ -17,6 +17,7 @@ from builders.stock_perf import REPORT
 from builders.terminal import on_terminal
 from kernel.recorder import INTERRUPTIBLE, MS, PROGRAM, budget_of, event, lost, off_cpu, perf, run, until
 
+from perf_offcpu import losses
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.decode.join import join_by_host
 from perf_offcpu.decode.load import load_recording
@@ -233,3 +234,39 @@ def test_terminal_is_told_how_it_goes_on_and_the_line_is_taken_back(tmp_path: Pa
     assert last.startswith("[ perf-offcpu record: Captured and wrote ")
     assert "\x1b" not in on_terminal([*PROGRAM, "-a", "-q", "--duration", "0.7"], "stderr", cwd=tmp_path)
     assert "\x1b" not in run("-a", "--duration", "0.7", cwd=tmp_path).stderr
+
+
+CROWD = """
+import threading, time
+text = "def f{0}(): time.sleep(0.0015)\\n"
+def work():
+    names = {"time": time}
+    exec(compile("".join(text.format(i) for i in range(300)), "crowd", "exec"), names)
+    until = time.monotonic() + 1.5
+    while time.monotonic() < until:
+        for i in range(300):
+            names[f"f{i}"]()
+threads = [threading.Thread(target=work) for _ in range(8)]
+for thread in threads: thread.start()
+"""
+"""Runs 2400 functions in turn, each for one wait: all are new to each file."""
+
+
+def test_each_file_describes_all_functions_of_python_that_its_waits_name(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*PROGRAM, "--switch-output", "-m", "4M", "--", "/usr/bin/python3", "-c", CROWD],
+        cwd=tmp_path, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    until(lambda: parts(tmp_path))
+    for _ in range(2):
+        is_switched = more_parts(tmp_path)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGUSR2)
+        until(is_switched)
+    process.communicate(timeout=60)
+    functions = []
+    for path in parts(tmp_path):
+        recording = load_recording(path)
+        assert losses.PYTHON_UNDESCRIBED not in recording.losses
+        functions.append(len(np.unique(recording.places.name)))
+    assert len(functions) == 3 and max(functions) > 200

@@ -86,7 +86,6 @@ class FileSeries:
     def write_due(self) -> None:
         """Write objects that have names by now and due sums; finish the previous file if its sums are ready."""
         self._objects.follow(self._open())
-        self._codes.follow(self._open())
         if self._past is None:
             self._totals.write_if_due(self.current)
         elif self._totals.is_ready and self._past.is_read:
@@ -120,8 +119,10 @@ class FileSeries:
         return [self.current, self._past.file] if self._past else [self.current]
 
     def drain(self) -> None:
-        """Move the content of all rings to the current file."""
+        """Move the content of all rings to the current file, and new Python functions to all that are open: the BPF
+        program queues only so many, and at the begin of a file each function of each process is new."""
         self._collector.drain(self.current)
+        self._codes.follow(self._open())
 
     def describe_again(self) -> None:
         """Write tasks and maps into the current file again: some started on a CPU without events."""
@@ -146,9 +147,9 @@ class FileSeries:
                 new.describe(self.drain)
                 self.while_draining(new.commit)
                 drained_ns = now_ns()
-                # What comes between is in the new file, its copy would not be.
+                # What comes between is in the new file, its copy would not be, nor would a description.
                 self._collector.program.maps.copy_all()
-                self.drain()
+                self._collector.drain(old)
         except BaseException:
             new.discard()
             raise
@@ -207,7 +208,7 @@ class FileSeries:
         last = self.while_draining(lambda: self._with_python(self._totals.last_tasks()))
         self.while_draining(self._collector.jvms.ask_all)
         self._objects.finish([self.current], self.drain)
-        self._codes.follow([self.current])
+        self.drain()
         self._codes.write_jit_maps(self.current, self.drain)
         self._totals_begun = True
         self._totals.write(self.current, last)
