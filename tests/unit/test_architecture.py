@@ -21,7 +21,7 @@ PACKAGE = ROOT / "perf_offcpu"
 
 # Lowest first. A room imports itself and rooms of lower layers; rooms of one layer do not know each other.
 LAYERS = (
-    ("environment", "errors", "files", "structs"),
+    ("environment", "errors", "files", "structs", "tables"),
     ("binary", "directories", "losses", "resources", "text", "units"),
     ("abi", "cache"),
     ("model", "build_ids"),

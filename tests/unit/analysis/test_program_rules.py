@@ -11,11 +11,12 @@ import pytest
 from builders.profile import Code, ProfileBuilder, classes_of, kernel
 
 from perf_offcpu import losses
+from perf_offcpu.analysis.classes import rules_file
 from perf_offcpu.analysis.classes import wait_classes as rules
 from perf_offcpu.analysis.classes.classify import classify, of_idle_threads
-from perf_offcpu.analysis.classes.program_rules import PROGRAM_RULES, Rules
+from perf_offcpu.analysis.classes.program_rules import Rules, built_in_rules
 from perf_offcpu.analysis.classes.rules_file import parse_rules, usual_rules
-from perf_offcpu.analysis.classes.wait_classes import BY_LABEL, CLASSES, WaitClass, matches
+from perf_offcpu.analysis.classes.wait_classes import CLASSES, WaitClass, matches
 from perf_offcpu.analysis.select import Selection, select_samples
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.profile import Profile, ProgramRule
@@ -116,11 +117,11 @@ def test_waits_that_no_rule_changes() -> None:
     assert judged(profile_of("main", "clock_nanosleep", syscall=219))[0] == "sleep"
 
 
-def test_rules_name_classes_and_match_something() -> None:
-    for rule in PROGRAM_RULES:
-        assert {*rule.waits.split(), *rule.wait_class.split()} <= BY_LABEL.keys()
+def test_built_in_rules_are_in_the_form_of_a_users_file() -> None:
+    path = Path(rules_file.__file__).with_name("program_rules.toml")
+    assert parse_rules(path.read_bytes(), str(path)) == built_in_rules()
+    for rule in built_in_rules():
         assert rule.frames or rule.comm or rule.syscall, rule
-        assert rule.wait_class or rule.for_work is not None, rule
 
 
 def test_the_first_rule_decides_and_a_users_rules_come_first() -> None:

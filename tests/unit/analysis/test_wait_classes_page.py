@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from perf_offcpu.analysis.classes.program_rules import PROGRAM_RULES
+from perf_offcpu.analysis.classes.program_rules import built_in_rules
 from perf_offcpu.analysis.classes.wait_classes import BY_LABEL, CLASSES, ClassRow, WaitClass
 from perf_offcpu.analysis.interpreters import INTERPRETERS
 
@@ -32,7 +32,7 @@ def rows() -> str:
 
 def program_rows() -> str:
     lines = ["| program | waits for | functions | class, idle |", "|---|---|---|---|"]
-    for rule in PROGRAM_RULES:
+    for rule in built_in_rules():
         frames, callers = (_code(names) for names in (rule.frames, rule.callers))
         frames = f"{frames} called by {callers}" if callers else frames
         idle = {True: "idle", False: "", None: "idle by who ends it"}[rule.for_work]
