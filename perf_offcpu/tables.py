@@ -1,26 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read tables of this package: files of TOML next to the modules that they belong to. They hold texts, words and flags,
-one entry a line, texts also over several lines; `tomllib`, which reads all of TOML, takes ten times as long, for which
-users would wait at each start. A test reads each table with both."""
+"""Read tables of this package: files of TOML next to the modules that they belong to. `tomllib`, which reads all of
+TOML, takes ten times as long, for which users would wait at each start; a test reads each table with both."""
 
 import os
-import re
-
-_LINE = re.compile(
-    r"""^(?:\[+ ([\w-]+) \]+ | ([\w-]+) \ = \ (?: '{3}\n? (.*?) '{3} | '([^'\n]*)' | "([^"\\\n]*)" | (\w+) ) )$""",
-    re.VERBOSE | re.MULTILINE | re.DOTALL,
-)
 
 
 def read_table(module: str) -> list[tuple[str, dict[str, str]]]:
-    """Return heading and entries, name → value, of each section. `module`: the `__file__` of a module; its table has
-    the same name, with the suffix .toml. A heading may stand more than once; the first section may have none ("")."""
+    """Return heading and entries, name → value, of each section; a heading may stand more than once. `module`: the
+    `__file__` of a module, to which the table of the same name belongs. Each entry begins a line, as `name = "text"`,
+    `'text'` or a word, or is `'''` and lines of text up to a line `'''`; no text has escapes."""
     with open(f"{os.path.splitext(module)[0]}.toml", encoding="utf-8") as file:  # direct: a table of this package
-        text = file.read()
-    sections: list[tuple[str, dict[str, str]]] = [("", {})]
-    for heading, name, *values in _LINE.findall(text):
-        if heading:
-            sections.append((heading, {}))
-        else:
-            sections[-1][1][name] = "".join(values)
-    return sections if sections[0][1] else sections[1:]
+        lines = file.read().splitlines()
+    sections: list[tuple[str, dict[str, str]]] = []
+    name, is_open = "", False
+    for line in lines:
+        if is_open:
+            is_open = line != "'''"
+            sections[-1][1][name] += f"{line}\n" if is_open else ""
+        elif line.startswith("["):
+            sections.append((line.strip("[]"), {}))
+        elif line and not line.startswith("#"):
+            name, _, value = line.partition(" = ")
+            is_open = value == "'''"
+            sections[-1][1][name] = "" if is_open else value[1:-1] if value[0] in "'\"" else value
+    return sections

@@ -20,7 +20,7 @@ causes with their numbers: losses under "Lost or damaged", others under "Samples
 of `record` names those marked †; only `record -v` prints counters marked ‡, which are no losses. The recorder
 writes its counters into the file under these names.
 
-This page is made from `perf_offcpu/losses.py`.
+This page is made from `perf_offcpu/losses.toml`.
 """
 
 
@@ -52,7 +52,9 @@ def test_each_counter_of_the_bpf_program_has_a_row() -> None:
 
 
 def test_rows_can_be_told_apart_and_fit_into_a_file() -> None:
-    rows = [row for row in vars(losses).values() if isinstance(row, LossCause)]
+    names = {name: row for name, row in vars(losses).items() if isinstance(row, LossCause)}
+    rows = list(names.values())
+    assert [name.lower().replace("_", "-") for name in names] == [row.name for row in rows]
     assert rows == list(CAUSES.values()), "two rows have one name"
     assert len({str(row) for row in rows}) == len(rows)
     assert all(0 < len(row.name.encode()) <= NAME_SIZE for row in rows)

@@ -150,7 +150,7 @@ class _Judge:
         if syscall in _POLLS and wait_class in (WaitClass.NETWORK, WaitClass.PIPE):
             busy = answers(thing) if syscall in _EPOLLS else is_connected(thing)
             return "" if busy else "the next event of a descriptor"
-        work = wait_class.row.work
+        work = Work(wait_class.row.work)
         if work in (Work.NEVER, Work.ALWAYS):
             return "the next event of a descriptor" if work is Work.ALWAYS else ""
         if work is Work.BY_LOCK:

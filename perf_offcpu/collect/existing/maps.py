@@ -51,7 +51,7 @@ def parse_maps(text: bytes, skipped: Losses | None = None) -> Iterator[Mapping]:
             yield _mapping(text[begin:end])
         except ValueError:
             if skipped is not None:
-                skipped.add(losses.ODD_KERNEL_TEXT)
+                skipped.add(losses.KERNEL_TEXT)
         begin = end + 1
 
 

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from perf_offcpu.analysis.classes import wait_classes
 from perf_offcpu.analysis.classes.program_rules import built_in_rules
-from perf_offcpu.analysis.classes.wait_classes import BY_LABEL, CLASSES, ClassRow, WaitClass
+from perf_offcpu.analysis.classes.wait_classes import BY_LABEL, CLASSES, ClassRow, WaitClass, Work
 from perf_offcpu.analysis.interpreters import INTERPRETERS
+from perf_offcpu.tables import read_table
 
 DOCUMENTATION = Path(__file__).resolve().parents[3] / "Documentation"
 SELECTION = DOCUMENTATION / "selection-options.txt"  # part of several man pages
@@ -75,6 +77,8 @@ def test_the_page_shows_the_tables(page: Path) -> None:
 
 def test_rows_are_whole() -> None:
     assert [int(one) for one in WaitClass] == list(range(len(WaitClass)))
+    assert [heading for heading, _ in read_table(wait_classes.__file__)] == [one.label for one in WaitClass]
+    assert {one.row.work for one in WaitClass} <= set(Work)
     assert CLASSES[-1] is WaitClass.OTHER and set(CLASSES) == set(WaitClass)
     colours = [one.row.colour for one in WaitClass]
     assert set(colours) <= set(COLOURS) - {"yellow", "orange"}, "those are of code in user space and kernel"

@@ -41,7 +41,7 @@ def test_a_line_that_makes_no_sense_is_counted_and_the_others_are_read() -> None
     skipped = Losses()
     bad = b"".join(line + b"\n" for line in (b"", b"x", b"1-2 r 3", b"g-h r-xp 0 0:0 0 /x", b"1-2 r-xp 0 00 0 /x"))
     assert [one.name for one in parse_maps(good + bad + good, skipped)] == [b"/a\rb\x0bc\x85d"] * 2
-    assert skipped == {losses.ODD_KERNEL_TEXT: 5}
+    assert skipped == {losses.KERNEL_TEXT: 5}
 
 
 def test_no_name_of_a_mount_point_hides_or_makes_a_hierarchy() -> None:
