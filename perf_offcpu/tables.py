@@ -5,11 +5,16 @@ TOML, takes ten times as long, for which users would wait at each start; a test 
 import os
 
 
+def table_of(module: str) -> str:
+    """Return the path of the table that belongs to a module. `module`: its `__file__`."""
+    return f"{os.path.splitext(module)[0]}.toml"
+
+
 def read_table(module: str) -> list[tuple[str, dict[str, str]]]:
-    """Return heading and entries, name → value, of each section; a heading may stand more than once. `module`: the
-    `__file__` of a module, to which the table of the same name belongs. Each entry begins a line, as `name = "text"`,
-    `'text'` or a word, or is `'''` and lines of text up to a line `'''`; no text has escapes."""
-    with open(f"{os.path.splitext(module)[0]}.toml", encoding="utf-8") as file:  # direct: a table of this package
+    """Return heading and entries, name → value, of each section of the table of a module; a heading may stand more than
+    once. Each entry begins a line, as `name = "text"`, `'text'` or a word, or is `'''` and lines of text up to a line
+    `'''`; no text has escapes."""
+    with open(table_of(module), encoding="utf-8") as file:  # direct: a table of this package
         lines = file.read().splitlines()
     sections: list[tuple[str, dict[str, str]]] = []
     name, is_open = "", False

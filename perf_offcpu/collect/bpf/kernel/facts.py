@@ -30,6 +30,7 @@ from perf_offcpu.collect.system.btf import KALLSYMS, Btf, Tracepoint, switch_end
 from perf_offcpu.collect.system.btf_walk import Kind
 from perf_offcpu.errors import CapabilityError
 from perf_offcpu.files import read_kernel, read_kernel_if_any
+from perf_offcpu.tables import table_of
 
 _KIND, _LIMIT, _COLUMN = "kernels", 1 << 20, "json"
 MAX_FRAMES = 127  # PERF_MAX_STACK_DEPTH, the default of kernel.perf_event_max_stack
@@ -235,7 +236,8 @@ def kept_facts() -> KernelFacts:
 
 def _name() -> str:
     """Return the facts' cache file name: a hash of the kernel's identity and of the code that finds the facts."""
-    finders = (__file__, *(module.__file__ or "" for module in (btf_walk, members, types_of_kernel)))
+    modules = (btf_walk, members, types_of_kernel)
+    finders = (__file__, table_of(members.__file__), *(module.__file__ or "" for module in modules))
     # direct: the package's own sources
     sources = [Path(finder).read_bytes() for finder in finders]
     return hashlib.sha256(repr((kernel_identity(), sources)).encode()).hexdigest() + ".facts"
