@@ -32,7 +32,7 @@ _MOST_S, _MOST_THREAD_S, _MOST_READS = 4.0, 0.5, 100_000  # time for all; CPU ti
 _MOST_TASKS, _MOST_DEPTH, _MOST_SLOTS, _MOST_WAITERS, _MOST_THREADS, _MOST_FILES = 2000, 64, 256, 64, 4096, 16
 _MOST_SET, _MOST_LINES, _MOST_NAME, _MOST_OFFSET = 1024, 16 << 10, 250, 1 << 20  # bytes and characters
 _MOST_OWN, _FULL = 40 << 10, 8 << 10  # bytes of one task, and of a payload to which no task is added
-_TRIES, _TAGS, _LAST_LINE = 3, 7, 10**9 - 1
+_TRIES, _TAGS, _LAST_LINE, _PAGE = 3, 7, 10**9 - 1, 4096
 _FILES: Final = re.compile(rb"/(?:_asyncio\.cpython-314[^/]*|(?:lib)?python3\.14[^/]*)$")
 _CODECS: Final = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
 _MINOR, _COOKIE, _HEAD = 14, b"xdebugpy", 704
@@ -53,7 +53,8 @@ _IS_INT: Final = 1 << 24  # Py_TPFLAGS_LONG_SUBCLASS
 _AWAITING, _EXECUTING = -1, 0  # enum _framestate; greater ones have ended
 _FIRST_MEMBER, _FUNCTION_NAME = 16, 32  # of _WRAPPERS, what they wait for; func_name of PyFunctionObject
 _WITH_FRAME: Final = "coroutine generator async_generator".split()
-_WRAPPERS: Final = "coroutine_wrapper async_generator_asend async_generator_athrow _asyncio.FutureIter".split()
+_OF_FUTURE, _DONE = "_asyncio.FutureIter", (1, 2)  # enum fut_state: cancelled, finished
+_WRAPPERS: Final = f"coroutine_wrapper async_generator_asend async_generator_athrow {_OF_FUTURE}".split()
 _SYNCHRONIZES: Final = re.compile(r"/asyncio/(?:locks|queues)\.py$")
 
 Task = tuple[int, str, str, int, list[int], list[int], list[tuple[str, str, int]]]
@@ -95,22 +96,32 @@ def find_tables(pid: int) -> tuple[int, int] | None:
     return (places[RUNTIME], places[_DEBUG]) if len(places) == 2 else None
 
 
-def read_loop(pid: int, tid: int, tables: tuple[int, int]) -> tuple[int, bool, list[Task]] | None:
+def read_loop(
+    pid: int, tid: int, tables: tuple[int, int], tries: int = _TRIES, pages: set[int] | None = None
+) -> tuple[int, bool, list[Task]] | None:
     """Return (context switches of a thread, whether all tasks could be read, tasks of its event loop), read while it
-    stands still; None if it runs no event loop. `tables`: of `find_tables`. Raises OSError: the process has ended."""
-    until_s = time.process_time() + _MOST_THREAD_S
+    stands still; None if it runs no event loop. `tables`: of `find_tables`. `pages`: numbers of the pages that an
+    earlier reading used: they are copied first, so that the thread need not stand still for longer if no others are
+    needed; updated. Raises OSError: the process has ended."""
+    until_s, pages = time.process_time() + _MOST_THREAD_S, set() if pages is None else pages
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:  # direct: a file of /proc
-        for _ in range(_TRIES):
+        for _ in range(tries):
             before, own_id = _switches(pid, tid)
             tasks, is_whole = list[Task](), False
+            loop = _Loop(memory.fileno(), until_s)
+            copied = loop.copy(pages)
+            after = _switches(pid, tid)[0]
             with suppress(_UnreadableError):
-                loop = _Loop(memory.fileno(), until_s, tables)
+                loop.begin(tables)
                 thread = loop.thread(own_id)
                 if not thread:
                     return None
                 tasks.extend(loop.tasks(thread))
                 is_whole = True
-            if before >= 0 and _switches(pid, tid)[0] == before:
+            pages.clear()
+            pages |= loop.used
+            after = after if loop.used <= copied else _switches(pid, tid)[0]
+            if before >= 0 and after == before:
                 return before, is_whole, tasks
             time.sleep(0.002)
     return -1, False, []
@@ -130,10 +141,24 @@ class _UnreadableError(Exception):
 
 class _Loop:
     """Reader of the tasks of one thread. `memory`: descriptor of /proc/PID/mem. `until_s`: time (`time.process_time`)
-    after which nothing is read. `tables`: of `find_tables`."""
+    after which nothing is read. `used`: numbers of the pages of memory that were needed."""
 
-    def __init__(self, memory: int, until_s: float, tables: tuple[int, int]) -> None:
-        self._memory, self._left, self._until_s, self._runtime = memory, _MOST_READS, until_s, tables[0]
+    def __init__(self, memory: int, until_s: float) -> None:
+        self._memory, self._left, self._until_s = memory, _MOST_READS, until_s
+        self._pages, self.used = dict[int, bytes](), set[int]()
+        self._types: dict[int, tuple[str, int]] = {}
+        self._codes: dict[int, tuple[str, str, LineTable, int]] = {}
+
+    def copy(self, pages: set[int]) -> set[int]:
+        """Copy pages now; return the numbers of those that could be read."""
+        for number in pages:
+            with suppress(OSError, OverflowError):
+                self._pages[number] = os.pread(self._memory, _PAGE, number * _PAGE)
+        return set(self._pages)
+
+    def begin(self, tables: tuple[int, int]) -> None:
+        """Read the offsets. `tables`: of `find_tables`."""
+        self._runtime = tables[0]
         head = self._read(tables[0], _HEAD)
         self._at = {name: int.from_bytes(head[place : place + 8], "little") for name, place in _OFFSETS.items()}
         debug = _DEBUG_TABLE.unpack(self._read(tables[1], _DEBUG_TABLE.size))
@@ -141,18 +166,28 @@ class _Loop:
         is_free_threaded = head[16]
         if head[:8] != _COOKIE or head[10] != _MINOR or is_free_threaded or max(self._at.values()) > _MOST_OFFSET:
             raise _UnreadableError
-        self._types: dict[int, tuple[str, int]] = {}
-        self._codes: dict[int, tuple[str, str, LineTable, int]] = {}
 
     def _read(self, address: int, size: int) -> bytes:
         self._left -= 1
-        try:
-            content = os.pread(self._memory, size, address) if self._left > 0 else b""
-        except (OSError, OverflowError):
-            content = b""
-        if len(content) != size or time.process_time() > self._until_s:
-            raise _UnreadableError
+        number, offset = divmod(address, _PAGE)
+        content = self._page(number)[offset : offset + size]
+        while len(content) < size:
+            number += 1
+            content += self._page(number)[: size - len(content)]
         return content
+
+    def _page(self, number: int) -> bytes:
+        self.used.add(number)
+        page = self._pages.get(number)
+        if page is None:
+            try:
+                page = os.pread(self._memory, _PAGE, number * _PAGE)
+            except (OSError, OverflowError):
+                page = b""
+            page = self._pages[number] = page if time.process_time() < self._until_s else b""
+        if len(page) != _PAGE or self._left <= 0:
+            raise _UnreadableError
+        return page
 
     def _word(self, base: int, member: str | int = 0, size: int = 8, *, signed: bool = False) -> int:
         """Return an integer of `size` bytes, at an offset or at that of a member."""
@@ -200,13 +235,15 @@ class _Loop:
     def _coroutines(self, coroutine: int) -> tuple[list[tuple[str, str, int]], str, int, list[int]]:
         """Return (frames, type of what they await, object that they wait for, objects of `async with`) of a task."""
         frames, inside, awaits, thing, lock = list[tuple[str, str, int]](), list[int](), "", 0, 0
+        is_future = False
         for _ in range(_MOST_DEPTH):
             name = self._type(coroutine)[0]
             if name in _WRAPPERS:
-                coroutine = self._word(coroutine, _FIRST_MEMBER)
+                is_future, coroutine = name == _OF_FUTURE, self._word(coroutine, _FIRST_MEMBER)
                 continue
             if name not in _WITH_FRAME:
-                awaits, thing = name, coroutine
+                is_done = is_future and self._word(coroutine, self._at["is_task"] - 4, 4) in _DONE
+                awaits, thing = "" if is_done else name, coroutine
                 break
             state = self._word(coroutine, "frame_state", 1, signed=True)
             if state > _EXECUTING:
