@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from builders.program import PATIENCE
 
 from perf_offcpu.collect.existing.maps import parse_maps
 from perf_offcpu.model.callchains import Ragged, Snapshots
@@ -71,12 +72,13 @@ class Stop:
 
 
 def stop(pid: int) -> list[Stop]:
-    """Stop a process, look at each of its threads, let it go on."""
+    """Stop a process, look at each of its threads, let it go on. No threads: it had ended."""
     options = ["-nx", "-ex", "set debuginfod enabled off", "-ex", "set backtrace past-main on"]
     command = ["gdb", "-batch", *options, "-p", str(pid), "-ex", f"python exec({_IN_GDB!r})"]
     with open(f"/proc/{pid}/maps", "rb") as file:
         maps = file.read()
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=60, check=False)
+    limit_s = 60 * PATIENCE
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=limit_s, check=False)
     lines = [line.partition(" ")[2] for line in done.stdout.splitlines() if line.startswith("THREAD ")]
     return _unwound([json.loads(line) for line in lines], maps)
 
@@ -105,18 +107,23 @@ def _recording(maps: bytes) -> Recording:
 
 
 def random_stops(command: list[str], number: int, seed: int = 6) -> Iterator[Stop]:
-    """Threads of a command at so many random moments; it is started again if it ends."""
+    """Yield threads of a command at random moments; it is started again if it ends, or if gdb shows nothing, but not
+    for ever."""
     moments, seen = random.Random(seed), 0
-    while seen < number:
+    for _ in range(number):
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
             try:
                 while seen < number and process.poll() is None:
                     time.sleep(moments.uniform(0.02, 0.15))
-                    for one in stop(process.pid):
-                        seen += 1
-                        yield one
+                    if not (threads := stop(process.pid)):
+                        break
+                    seen += len(threads)
+                    yield from threads
             finally:
                 process.kill()
+        if seen >= number:
+            return
+    raise AssertionError(f"gdb showed {seen} threads, not {number}, in {number} starts of {command[0]}")
 
 
 def main(number: int, command: list[str]) -> int:
