@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Where the time of each thread goes.
- *
- * Every moment of a thread's life inside the recording is accounted to exactly one mode: each
- * change of mode ends one interval and begins the next with the same timestamp.
+ * Where the time of each thread goes. Every moment of its life inside the recording is accounted
+ * to exactly one mode: each change ends one interval and begins the next with the same timestamp.
  */
 #pragma once
 
@@ -20,6 +18,30 @@ static __always_inline void spend(struct offcpu_task *storage, u32 mode, u64 unt
 	storage->budget.ns[mode & (OFFCPU_BUCKETS - 1)] += until - storage->since_ns;
 #endif
 	storage->since_ns = until;
+}
+
+/* The id of a thread in its own pid namespace; 0 if it has none any more. */
+static __always_inline u32 own_id(void *task)
+{
+	struct offcpu_upid upid = {};
+	u32 level = 0;
+	char *pid;
+
+	bpf_probe_read_kernel(&pid, sizeof(pid), task + TASK_THREAD_PID);
+	bpf_probe_read_kernel(&level, sizeof(level), pid + PID_LEVEL);
+	bpf_probe_read_kernel(&upid, sizeof(upid), pid + PID_NUMBERS + level * sizeof(upid));
+	return upid.nr;
+}
+
+/* Note the ids of a thread, which may have none any more at its last switch-out. */
+static __always_inline void note_ids(struct offcpu_budget *budget, struct task_struct *task)
+{
+	if (budget->tid && !own_id(task))
+		return;
+	budget->pid = pid_of(task);
+	budget->tid = tid_of(task);
+	budget->own_pid = own_id(FIELD(void *, task, TASK_GROUP_LEADER));
+	budget->own_tid = own_id(task);
 }
 
 /* Begin to account for a task. Its mode since its birth or the begin of recording is unknown. */
@@ -39,6 +61,7 @@ static __always_inline void begin_budget(const struct offcpu_control *ctl,
 #if OFFCPU_BUDGET
 	__builtin_memset(&storage->budget, 0, sizeof(storage->budget));
 	storage->budget.begin_ns = storage->since_ns;
+	note_ids(&storage->budget, task);
 #endif
 }
 
@@ -74,12 +97,10 @@ static __always_inline void note_kernel_figures(struct offcpu_budget *budget,
 static __always_inline void end_budget(struct offcpu_task *storage, struct task_struct *task,
 				       u32 generation)
 {
-	struct offcpu_budget_key key = {
-		.tid = tid_of(task), .generation = generation, .begin_ns = storage->budget.begin_ns,
-	};
+	struct offcpu_budget_key key = {0, generation, storage->budget.begin_ns};
 
-	storage->budget.pid = pid_of(task);
-	storage->budget.tid = key.tid;
+	note_ids(&storage->budget, task);
+	key.tid = storage->budget.tid;
 	storage->budget.end_ns = storage->since_ns;
 	if (budgets.update(&key, &storage->budget))
 		count(OFFCPU_BUDGETS_LOST, storage->budget.end_ns - storage->budget.begin_ns);

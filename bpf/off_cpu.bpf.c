@@ -528,6 +528,7 @@ int offcpu_exec(u64 *ctx)
 #if OFFCPU_BUDGET
 	if (storage && !storage->mode) {
 		storage->since_ns = storage->budget.begin_ns = bpf_ktime_get_ns();
+		note_ids(&storage->budget, task);
 		storage->mode = OFFCPU_RUNNING;
 	}
 #endif

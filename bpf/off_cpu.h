@@ -308,6 +308,7 @@ struct offcpu_stack {
  */
 struct offcpu_budget {
 	u32 pid, tid;
+	u32 own_pid, own_tid;		/* in the thread's own pid namespace, 0 not known */
 	u64 begin_ns;			/* birth, or begin of the recording */
 	u64 end_ns;			/* death, or end of the recording */
 	u64 switches;			/* number of times that it left a CPU */

@@ -107,6 +107,17 @@ static __always_inline bool has_comm(struct task_struct *task)
 	return comms.lookup(&comm);
 }
 
+/* Whether a task may have a storage: without the look-up, for tasks that no BPF program knows. */
+static __always_inline bool has_storage(struct task_struct *task)
+{
+	return !TASK_BPF_STORAGE || FIELD(void *, task, TASK_BPF_STORAGE);
+}
+
+static __always_inline struct offcpu_task *find_storage(struct task_struct *task)
+{
+	return has_storage(task) ? tasks.task_storage_get(task, 0, 0) : NULL;
+}
+
 /* Whether a task has the properties that are asked for, apart from its CPU. */
 static __always_inline bool has_properties(const struct offcpu_control *ctl,
 					   struct task_struct *task)
@@ -121,7 +132,7 @@ static __always_inline bool has_properties(const struct offcpu_control *ctl,
 	if (!in_groups(ctl, task))
 		return false;
 #endif
-	return !late_value(OFFCPU_PID_LEVEL) || tid_of(task);
+	return !late_value(OFFCPU_PID_LEVEL) || tid_of(task) || find_storage(task);
 }
 
 static __always_inline bool on_wanted_cpu(const struct offcpu_control *ctl)
@@ -137,17 +148,6 @@ static __always_inline struct offcpu_task *create_storage(struct task_struct *ta
 	if (!storage)
 		count(OFFCPU_STORAGE_FAILED, 0);
 	return storage;
-}
-
-/* Whether a task may have a storage: without the look-up, for tasks that no BPF program knows. */
-static __always_inline bool has_storage(struct task_struct *task)
-{
-	return !TASK_BPF_STORAGE || FIELD(void *, task, TASK_BPF_STORAGE);
-}
-
-static __always_inline struct offcpu_task *find_storage(struct task_struct *task)
-{
-	return has_storage(task) ? tasks.task_storage_get(task, 0, 0) : NULL;
 }
 
 /* The storage of a task with the wanted properties, created if it is a target; else NULL. */

@@ -26,7 +26,7 @@ JIT_MAP_MAGIC = int.from_bytes(b"OFCJ", "little")
 PYTHON_MAGIC = int.from_bytes(b"OFCP", "little")
 TASKS_MAGIC = int.from_bytes(b"OFCT", "little")
 VERSION = 1
-BUDGET_VERSION = 2
+BUDGET_VERSION = 3
 NAME_SIZE = 48
 
 COUNTER = Layout(
@@ -66,16 +66,20 @@ BUDGET = Layout(
     Field(
         "throttled_ns", U64, doc="ns waiting for the control group's quota of CPU time, and then for a CPU (version 2)"
     ),
+    Field("own_pid", U32, doc="tgid in the thread's own pid namespace, 0 unknown (version 3)"),
+    Field("own_tid", U32, doc="thread id there, likewise"),
 )
-"""The fields from `unknown_ns` on add up to end_ns - begin_ns."""
+"""The ns fields from `unknown_ns` on add up to end_ns - begin_ns."""
+_BUDGET_ENDS = {1: "throttled_ns", 2: "own_pid"}  # version → first field that it lacks
 
 _HEAD = (Field("magic", U32, doc='"OFCB"'), ("version nr", U16))
 BUDGETS = Layout("offcpu-counters budgets", *_HEAD, Field("budgets", BUDGET, count="nr"))
 
 
 def budget_layout(payload: bytes, order: Order) -> Layout:
-    """Return the layout of one budget in a payload of BUDGETS: in version 1 it ends before `throttled_ns`."""
-    return BUDGET.prefix(BUDGET.offset("throttled_ns")) if to_int(payload[4:6], order) == 1 else BUDGET
+    """Return the layout of one budget in a payload of BUDGETS, by the version that it states."""
+    end = _BUDGET_ENDS.get(to_int(payload[4:6], order))
+    return BUDGET.prefix(BUDGET.offset(end)) if end else BUDGET
 
 
 def budgets_layout(payload: bytes, order: Order) -> Layout:

@@ -8,6 +8,7 @@ from dataclasses import field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perf_offcpu import losses
 from perf_offcpu.abi.attr import PerfType, SoftwareConfig
@@ -244,6 +245,12 @@ def read_budgets(payload: bytes, order: Order) -> Budget | None:
         len(rows),
         pid=rows["pid"].astype(np.uint32).view(np.int32),
         tid=rows["tid"].astype(np.uint32).view(np.int32),
+        own_pid=_own_ids(rows["own_pid"]),
+        own_tid=_own_ids(rows["own_tid"]),
         stopped_ns=(rows["stopped_ns"] + rows["traced_ns"]).astype(np.int64),
         **{name: rows[name].astype(np.int64) for name in ("begin_ns", "end_ns", *BUDGET_SUMS)},
     )
+
+
+def _own_ids(column: NDArray[Any]) -> NDArray[Any]:
+    return np.where((column > 0) & (column < 1 << 31), column, -1).astype(np.int32)

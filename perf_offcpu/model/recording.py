@@ -190,6 +190,8 @@ class Budget(Table):
     stopped_ns: I64 = _spent("stopped or traced, T and t")
     other_ns: I64 = _spent("off the CPU in any other state")
     switches: I64 = column("i8", "times that it left a CPU")
+    own_pid: I32 = column("i4", "tgid in the pid namespace of the thread itself; -1 unknown", sentinel=-1)
+    own_tid: I32 = column("i4", "thread id there; -1 unknown", sentinel=-1)
 
 
 class PythonFrames(Table):

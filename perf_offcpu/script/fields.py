@@ -40,6 +40,7 @@ OWN_FIELDS = {
     "state": "task state while waiting, a letter as in ps; R: preempted",
     "class": "what is waited for: lock, disk, network, pipe, sleep, poll, … (Documentation/wait-classes.md)",
     "container": "container or service, by the path of the cgroup",
+    "nspid": "pid/tid in the pid namespace of the thread itself: in a container, those that it sees",
     "syscall": "system call waited in; none: a page fault, preemption, a kernel thread",
     "object": "what exactly is waited for: a lock, file, connection, …; `_` stands for blanks",
     "holder": "thread that held the lock when the wait began; if still blocked, at the end",

@@ -30,6 +30,7 @@ from perf_offcpu.analysis.containers import container_of
 from perf_offcpu.analysis.holders import holders_of
 from perf_offcpu.analysis.states import STATES, state_codes
 from perf_offcpu.model.columns import I32, I64, distinct
+from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import Evsel, Meta, SampleFlag
 from perf_offcpu.model.stacks import frames_of
@@ -269,8 +270,12 @@ class WaitTexts:
         """Return a text for each wait: its value of field `name`. `rows`: of the waits in the profile's samples."""
         if name in _TIMES:
             return [text.strip() for text in format_times(getattr(waits, _TIMES[name]), self._digits)]
+        if name == "nspid":
+            budget = self._profile.budget
+            lives = rows_at(budget.tid, budget.begin_ns, waits.tid, waits.time_ns)
+            return _ids_text(np.append(budget.own_pid, -1)[lives], np.append(budget.own_tid, -1)[lives])
         if name in ("waker", "syscall"):
-            return _wakers(waits) if name == "waker" else self._syscalls(waits, rows)
+            return _ids_text(waits.waker_pid, waits.waker_tid) if name == "waker" else self._syscalls(waits, rows)
         makers: dict[str, tuple[Callable[[], NDArray[Any]], Callable[[int], str]]] = {
             "state": (lambda: state_codes(waits), lambda code: STATES[code].letter or UNKNOWN_VALUE),
             "class": (lambda: self._waits.wait_class[rows], lambda number: WaitClass(number).label),
@@ -327,11 +332,9 @@ class WaitTexts:
         return where(samples.syscall != SYSCALL_NONE, named, [_NO_SYSCALL] * len(named))
 
 
-def _wakers(samples: ProfileSamples) -> list[str]:
-    pids = format_distinct(samples.waker_pid, id_text)
-    tids = format_distinct(samples.waker_tid, str)
-    both = [f"{pid}/{tid}" for pid, tid in zip(pids, tids, strict=True)]
-    return where(samples.waker_tid >= 0, both, [UNKNOWN_VALUE] * len(both))
+def _ids_text(pids: I32, tids: I32) -> list[str]:
+    both = [f"{pid}/{tid}" for pid, tid in zip(format_distinct(pids, id_text), format_distinct(tids, str), strict=True)]
+    return where(tids >= 0, both, [UNKNOWN_VALUE] * len(both))
 
 
 def _flags(flags: int) -> str:

@@ -24,7 +24,8 @@ def counters(begin_ns: int, end_ns: int, threshold_ns: int = 0, **counts: tuple[
 
 def budget(tid: int, begin: int, end: int, **spent: int) -> dict[str, Any]:
     """Return the budget of a thread of process 7; `spent` are other fields."""
-    return {"pid": 7, "tid": tid, "begin_ns": begin, "end_ns": end, "switches": 3} | dict.fromkeys(SPENT, 0) | spent
+    ids = {"pid": 7, "tid": tid, "own_pid": 0, "own_tid": 0}
+    return ids | {"begin_ns": begin, "end_ns": end, "switches": 3} | dict.fromkeys(SPENT, 0) | spent
 
 
 def budgets(*rows: dict[str, Any], order: Order = "<") -> bytes:

@@ -105,10 +105,17 @@ def comms_in(group: Path) -> dict[int, str]:
     return {tid: read_kernel_if_any(f"/proc/{tid}/comm").decode().strip() for tid in tids}
 
 
+def own_ids(pid: int) -> dict[str, str]:
+    """Return thread id outside → pid/tid inside, of the threads of a process."""
+    statuses = {path.parent.name: path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/status")}
+    own = {tid: re.findall(r"^NS(?:tgid|pid):.*\t(\d+)$", text, re.M) for tid, text in statuses.items()}
+    return {tid: "/".join(ids) for tid, ids in own.items()}
+
+
 def assert_named(text: str, box: Box) -> None:
     """Check ids, containers and functions in the output of `script`."""
-    tids = re.findall(rf" {box.pid}/(\d+) +container={box.container} ", text)
-    assert set(tids) == set(os.listdir(f"/proc/{box.pid}/task"))
+    ids = re.findall(rf" {box.pid}/(\d+) +container={box.container} nspid=(\S+) ", text)
+    assert dict(ids) == own_ids(box.pid)
     functions = set(re.findall(rf"(\S+) \({re.escape(box.program)}\)", text))
     assert {"wait_for_start", "run_worker"} <= functions and not any(name.startswith("wrong_") for name in functions)
 
@@ -122,7 +129,7 @@ def test_from_outside(form: str, targets: str, request: pytest.FixtureRequest, t
     words = [targets] if targets == "-a" else [targets, str(box.pid)]
     done = run(*words, "--duration", "0.4", cwd=tmp_path, timeout_s=300)
     assert done.returncode == 0, done.stderr
-    fields = "comm,pid,tid,container,ip,sym,dso"
+    fields = "comm,pid,tid,container,nspid,ip,sym,dso"
     text = perf_offcpu("script", "--container", box.container, "-F", fields, cwd=tmp_path, timeout_s=300).stdout
     assert_named(text, box)
 
@@ -149,7 +156,7 @@ def test_from_inside_a_pod_with_the_pids_of_the_host(form: str, request: pytest.
     inside = f"{mounts}; mount -o remount,bind,ro /; cd {tmp_path}; exec {rights} "
     pod = ["unshare", "--mount", "--uts", "sh", "-ec", inside + '"$@"', "sh", *PROGRAM]
     subprocess.run([*pod, "record", "-p", str(box.pid), "--duration", "0.4"], check=True, timeout=120)
-    fields = "pid,tid,container,ip,sym,dso"
+    fields = "pid,tid,container,nspid,ip,sym,dso"
     words = [*pod, "script", "--container", box.container, "-F", fields]
     text = subprocess.run(words, check=True, timeout=120, capture_output=True, text=True).stdout
     assert_named(text, box)

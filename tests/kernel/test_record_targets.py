@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
-from kernel.recorder import PROGRAM, event, off_cpu, run, until
+from kernel.recorder import MS, PROGRAM, event, off_cpu, run, until
 
 from perf_offcpu.collect.bpf.kernel.facts import explore
 from perf_offcpu.collect.bpf.kernel.probes import pid_namespace_level
@@ -146,6 +147,25 @@ def test_inside_a_pid_namespace_ids_are_the_users(targets: str, tmp_path: Path) 
     assert any(recording.strings[path] == python for path in recording.dsos.path)
     of_target = off_cpu(recording) & (recording.samples.pid == pid)
     assert {recording.strings[row] for row in recording.samples.comm[of_target]} == {Path(sys.executable).name}
+
+
+def test_threads_that_end_inside_a_pid_namespace_have_budgets(tmp_path: Path) -> None:
+    """When they leave their CPU for the last time they may have no id any more."""
+    program = tmp_path / "threads.py"
+    program.write_text(
+        "import threading, time\n"
+        "for _ in range(9):\n"
+        "    thread = threading.Thread(target=time.sleep, args=[0.005])\n"
+        "    thread.start()\n"
+        "    thread.join()\n"
+    )
+    record = [*PROGRAM, "--", sys.executable, str(program)]
+    subprocess.run(["unshare", "--pid", "--fork", "--mount-proc", *record], cwd=tmp_path, check=True, timeout=60)
+    recording = load_recording(tmp_path / "perf.data")
+    budget = recording.budget.take(np.flatnonzero(recording.budget.interruptible_ns > 4 * MS))
+    threads = budget.take(np.flatnonzero(budget.tid != budget.pid))
+    assert len(threads) == 9 and set(threads.pid.tolist()) < set(budget.tid.tolist())
+    assert (threads.own_tid == threads.tid).all() and (threads.own_pid == threads.pid).all()
 
 
 def test_this_pid_namespace_is_the_first() -> None:

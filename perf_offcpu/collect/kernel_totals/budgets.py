@@ -40,7 +40,7 @@ def budget_samples(event: EventSpec, budgets: NDArray[Any], modes: Sequence[str]
 def _as_in_file(budgets: NDArray[Any], modes: Sequence[str]) -> NDArray[Any]:
     """Return the budgets as rows of abi.counters.BUDGET, which has no bucket for the time of dead threads."""
     rows = np.zeros(len(budgets), BUDGET.dtype(NATIVE))
-    for name in ("pid", "tid", "begin_ns", "end_ns", "switches"):
+    for name in ("pid", "tid", "begin_ns", "end_ns", "switches", "own_pid", "own_tid"):
         rows[name] = budgets[name]
     for index, mode in enumerate(modes):
         if f"{mode}_ns" in (rows.dtype.names or ()):

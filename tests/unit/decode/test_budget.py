@@ -40,6 +40,13 @@ def read(payload: bytes, order: Order = "<") -> Budget:
     return budget
 
 
+def test_budgets_of_version_2_have_no_own_ids() -> None:
+    newest = block(row(9, 5, 15, own_pid=1, own_tid=2))
+    assert (read(newest).own_pid.tolist(), read(newest).own_tid.tolist()) == ([1], [2])
+    older = read(newest[:4] + b"\2" + newest[5:-8])
+    assert (older.tid.tolist(), older.own_pid.tolist(), older.own_tid.tolist()) == ([9], [-1], [-1])
+
+
 def test_budgets_of_version_1_have_no_throttled_time() -> None:
     rows = BUDGET.prefix(BUDGET.offset("throttled_ns")).dtype("<")
     old = np.array([(7, 8, 5, 15, 3, 0, 10, *[0] * 8), (7, 9, 5, 25, 3, 0, 0, 20, *[0] * 7)], rows)

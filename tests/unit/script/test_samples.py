@@ -16,7 +16,7 @@ from perf_offcpu.abi.attr import Attr, PerfType, SampleType
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.model.recording import Evsel, Meta, SampleFlag
+from perf_offcpu.model.recording import Budget, Evsel, Meta, SampleFlag
 from perf_offcpu.script import frames as perf_frames
 from perf_offcpu.script.fields import DEFAULT_FIELDS, LEFT_TO_PERF, OWN_FIELDS, PERF_FIELDS, choose_fields
 from perf_offcpu.script.samples import TextOptions, header_lines, write
@@ -83,6 +83,16 @@ def test_own_fields_show_on_off_cpu_samples_only() -> None:
         "  cpu-clock: ",
         "offcpu-time: state=- syscall=- count=1 longest=- switch_out=- wakeup=- waker=- runq=- flags=- ",
     ]
+
+
+def test_ids_in_the_pid_namespace_of_a_thread_are_those_of_its_life_at_that_time() -> None:
+    builder = ProfileBuilder()
+    for tid, time_ns in ((8, 50), (8, 150), (9, 50), (10, 50)):
+        builder.sample("a", [], 1, tid=tid, time_ns=time_ns)
+    lives = {"tid": [8, 8, 9], "begin_ns": [0, 100, 0], "own_pid": [1, 3, -1], "own_tid": [2, 4, -1]}
+    profile = builder.build()
+    profile.budget = Budget.filled(3, **{name: np.array(ids) for name, ids in lives.items()})
+    assert sorted(text(profile, "tid,nspid").split()) == sorted("8 nspid=1/2 8 nspid=3/4 9 nspid=- 10 nspid=-".split())
 
 
 def test_a_preempted_thread_was_runnable_and_a_page_fault_is_no_system_call() -> None:
