@@ -20,28 +20,18 @@ static __always_inline void spend(struct offcpu_task *storage, u32 mode, u64 unt
 	storage->since_ns = until;
 }
 
-/* The id of a thread in its own pid namespace; 0 if it has none any more. */
-static __always_inline u32 own_id(void *task)
-{
-	struct offcpu_upid upid = {};
-	u32 level = 0;
-	char *pid;
-
-	bpf_probe_read_kernel(&pid, sizeof(pid), task + TASK_THREAD_PID);
-	bpf_probe_read_kernel(&level, sizeof(level), pid + PID_LEVEL);
-	bpf_probe_read_kernel(&upid, sizeof(upid), pid + PID_NUMBERS + level * sizeof(upid));
-	return upid.nr;
-}
-
 /* Note the ids of a thread, which may have none any more at its last switch-out. */
 static __always_inline void note_ids(struct offcpu_budget *budget, struct task_struct *task)
 {
-	if (budget->tid && !own_id(task))
+	void *leader = FIELD(void *, task, TASK_GROUP_LEADER);
+	u32 own = upid_at(FIELD(char *, task, TASK_THREAD_PID), 0, true).nr;
+
+	if (budget->tid && !own)
 		return;
 	budget->pid = pid_of(task);
 	budget->tid = tid_of(task);
-	budget->own_pid = own_id(FIELD(void *, task, TASK_GROUP_LEADER));
-	budget->own_tid = own_id(task);
+	budget->own_pid = upid_at(FIELD(char *, leader, TASK_THREAD_PID), 0, true).nr;
+	budget->own_tid = own;
 }
 
 /* Begin to account for a task. Its mode since its birth or the begin of recording is unknown. */

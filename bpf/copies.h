@@ -191,11 +191,10 @@ static __always_inline u64 ends_with_call(u64 code)
  */
 static __always_inline u64 hash_callers_of(const struct offcpu_control *ctl, u64 hash, u64 of_all)
 {
-	struct offcpu_piece *piece;
-	u64 i, word, code, follows;
 	u32 zero = 0;
+	struct offcpu_piece *piece = pieces.lookup(&zero);
+	u64 i, word, code, follows;
 
-	piece = pieces.lookup(&zero);
 	if (!piece || piece->nr > CODE_WORDS)
 		return of_all;
 	for_each_round(ctl, i, 0, CODE_WORDS) {
@@ -217,11 +216,10 @@ static __always_inline u64 hash_callers_of(const struct offcpu_control *ctl, u64
 static __always_inline u64 hash_bytes(const struct offcpu_control *ctl,
 				      const struct offcpu_layout *at, u64 bytes, u64 hash)
 {
-	struct offcpu_piece *piece;
 	u32 zero = 0, block;
+	struct offcpu_piece *piece = pieces.lookup(&zero);
 	u64 i, from, size, more;
 
-	piece = pieces.lookup(&zero);
 	if (!piece)
 		return 0;
 	piece->from = at->sp;
@@ -260,10 +258,9 @@ static __always_inline void spend_copy(const struct offcpu_run *run, u64 bytes)
 {
 	u64 budget = run->ctl->copy_budget, now = run->wait->switch_in_ns;
 	struct offcpu_wait *wait = run->wait;
-	struct offcpu_rate *limit;
 	u32 zero = 0;
+	struct offcpu_rate *limit = rate.lookup(&zero);
 
-	limit = rate.lookup(&zero);
 	if (!limit)
 		return;
 	if (now - limit->copies_ns >= NS_PER_S) {
@@ -335,15 +332,5 @@ static __always_inline void plan_copy(const struct offcpu_run *run)
 	}
 	wait->copy = OFFCPU_COPY_BARE;
 	note_known(ctl, hash, wait->copied);
-}
-
-/* Note that the copy of a stack was sent. */
-static __always_inline void note_copy(const struct offcpu_run *run)
-{
-	struct offcpu_wait *wait = run->wait;
-
-	note_known(run->ctl, wait->copied, wait->copied);
-	if (wait->hash)
-		note_known(run->ctl, wait->hash, wait->copied);
 }
 #endif

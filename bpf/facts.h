@@ -123,10 +123,9 @@ static __always_inline void read_of_cpu(struct task_struct *current, s64 distanc
  */
 static __always_inline bool in_own_softirq(void *ctx, struct task_struct *current)
 {
-	struct offcpu_irq_stack *stack;
 	u32 zero = 0, i, served = 0, own = 0;
+	struct offcpu_irq_stack *stack = irq_stack.lookup(&zero);
 
-	stack = irq_stack.lookup(&zero);
 	if (!stack || !FIELD(u32, current, TASK_PID))
 		return false;
 #if OFFCPU_IRQ_STACK

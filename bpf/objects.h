@@ -88,9 +88,8 @@ static __always_inline void read_socket_name(struct offcpu_object *to)
 /* Describe an object to user space, unless that was done since the output file began. */
 static __always_inline void announce(const struct offcpu_control *ctl, struct offcpu_object *to)
 {
-	u64 *seen, id = to->id, epoch = ctl->epoch + 1;
+	u64 id = to->id, epoch = ctl->epoch + 1, *seen = objects_seen.lookup(&id);
 
-	seen = objects_seen.lookup(&id);
 	if (seen && *seen >= epoch && !ctl->copy_all)
 		return;
 	if (to->kind == OFFCPU_OBJECT_SOCKET)

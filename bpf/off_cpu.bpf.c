@@ -390,11 +390,10 @@ int offcpu_switch(u64 *ctx)
 {
 	struct task_struct *prev = (void *)ctx[1], *next = (void *)ctx[2];
 	struct offcpu_control *ctl = get_control();
-	struct offcpu_switch *last;
 	u32 zero = 0;
+	struct offcpu_switch *last = switched.lookup(&zero);
 	u64 now;
 
-	last = switched.lookup(&zero);
 	if (!last || !ctl)
 		return 0;
 	if (is_stranger(ctl, prev) && is_stranger(ctl, next)) {
@@ -473,13 +472,11 @@ int offcpu_python(u64 *ctx)
 	struct task_struct *task = bpf_get_current_task_btf();
 	struct offcpu_run run = { .ctx = ctx, .ctl = get_control(), .task = task };
 	u64 mm = (u64)FIELD(void *, task, TASK_MM);
-	struct offcpu_switch *last;
-	struct offcpu_python *at;
-	struct offcpu_walk *walk;
 	u32 zero = 0;
+	struct offcpu_switch *last = switched.lookup(&zero);
+	struct offcpu_walk *walk = walks.lookup(&zero);
+	struct offcpu_python *at;
 
-	last = switched.lookup(&zero);
-	walk = walks.lookup(&zero);
 	run.to = scratch.lookup(&zero);
 	run.storage = find_storage(task);
 	if (!run.ctl || !last || !walk || !run.to || !run.storage)
@@ -540,9 +537,8 @@ int offcpu_waking(u64 *ctx)
 {
 	struct task_struct *task = (void *)ctx[0];
 	struct offcpu_control *ctl = enabled();
-	struct offcpu_task *storage;
+	struct offcpu_task *storage = ctl && is_candidate(ctl, task) ? find_storage(task) : NULL;
 
-	storage = ctl && is_candidate(ctl, task) ? find_storage(task) : NULL;
 	if (!storage)
 		return 0;
 	storage->wakeup_ns = OFFCPU_SAMPLING && storage->mode > OFFCPU_PREEMPTED ?

@@ -343,13 +343,11 @@ enum { AT_ONE_PERIOD = 8, DOUBLINGS = 5 };	/* draws of a thread until its period
  */
 static __always_inline void draw_stack(const struct offcpu_run *run)
 {
-	struct offcpu_phase *phase = &run->storage->phase;
 	struct offcpu_wait *wait = run->wait;
-
 	u32 doublings = min(run->storage->draws / AT_ONE_PERIOD, DOUBLINGS);
 	u64 period = run->ctl->period_ns >> (DOUBLINGS - doublings);
 
-	wait->drawn = fill_phase(phase, period, wait->length) * period;
+	wait->drawn = fill_phase(&run->storage->phase, period, wait->length) * period;
 }
 
 /*
@@ -405,8 +403,11 @@ static __always_inline void send_sample(const struct offcpu_run *run)
 	if (error && ((!wait->sampled && !is_sum(wait)) || !sum_instead(wait)))
 		count(OFFCPU_WAITS_LOST, wait->ns);
 #if OFFCPU_COPIES
-	if (!error && wait->copied && wait->copy != OFFCPU_COPY_BARE)
-		note_copy(run);
+	if (!error && wait->copied && wait->copy != OFFCPU_COPY_BARE) {
+		note_known(run->ctl, wait->copied, wait->copied);
+		if (wait->hash)
+			note_known(run->ctl, wait->hash, wait->copied);
+	}
 #endif
 }
 

@@ -163,11 +163,10 @@ static __always_inline u32 skip_scheduler(const struct offcpu_control *ctl, cons
  */
 static __always_inline void walk_early(struct task_struct *next, u64 since_ns)
 {
-	struct offcpu_scratch *to;
 	u32 zero = 0;
+	struct offcpu_scratch *to = scratch.lookup(&zero);
 	long bytes;
 
-	to = scratch.lookup(&zero);
 	if (!to)
 		return;
 	bytes = bpf_get_task_stack(next, to->kernel, sizeof(to->kernel), 0);

@@ -20,17 +20,25 @@ struct offcpu_upid {			/* struct upid, include/linux/pid.h */
 	void *ns;
 };
 
+/* The id (struct pid) at a level of pid namespaces, or in its own, the last; 0 without one. */
+static __always_inline struct offcpu_upid upid_at(char *pid, u64 level, bool own)
+{
+	struct offcpu_upid id = {};
+	u32 last = 0;
+
+	bpf_probe_read_kernel(&last, sizeof(last), pid + PID_LEVEL);
+	level = own ? last : level;
+	if (level <= last)
+		bpf_probe_read_kernel(&id, sizeof(id), pid + PID_NUMBERS + level * sizeof(id));
+	return id;
+}
+
 /* An id (struct pid) in the recorder's pid namespace, which is not the first; 0 outside. */
 static __always_inline u32 inner_id(char *pid)
 {
-	u64 own = late_value(OFFCPU_PID_LEVEL);
-	struct offcpu_upid upid = {};
-	u32 level = 0, inode = 0;
+	struct offcpu_upid upid = upid_at(pid, late_value(OFFCPU_PID_LEVEL), false);
+	u32 inode = 0;
 
-	bpf_probe_read_kernel(&level, sizeof(level), pid + PID_LEVEL);
-	if (level < own)
-		return 0;
-	bpf_probe_read_kernel(&upid, sizeof(upid), pid + PID_NUMBERS + own * sizeof(upid));
 	bpf_probe_read_kernel(&inode, sizeof(inode), (char *)upid.ns + PID_NAMESPACE_INUM);
 	return inode == late_value(OFFCPU_PID_NAMESPACE) ? upid.nr : 0;
 }
@@ -142,12 +150,11 @@ static __always_inline bool on_wanted_cpu(const struct offcpu_control *ctl)
 
 static __always_inline struct offcpu_task *create_storage(struct task_struct *task)
 {
-	struct offcpu_task *storage;
+	struct offcpu_task *made = tasks.task_storage_get(task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
 
-	storage = tasks.task_storage_get(task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
-	if (!storage)
+	if (!made)
 		count(OFFCPU_STORAGE_FAILED, 0);
-	return storage;
+	return made;
 }
 
 /* The storage of a task with the wanted properties, created if it is a target; else NULL. */

@@ -119,11 +119,10 @@ static __always_inline u32 walk_frames(const struct offcpu_control *ctl,
 				       struct offcpu_top *top)
 {
 	void *regs = (void *)bpf_task_pt_regs(current);
-	struct offcpu_window *window;
-	u64 changed, fp, at, i;
 	u32 zero = 0;
+	struct offcpu_window *window = windows.lookup(&zero);
+	u64 changed, fp, at, i;
 
-	window = windows.lookup(&zero);
 	if (!window || !is_64_bit(regs))
 		return 0;
 	window->room = 0;
