@@ -102,7 +102,7 @@ PYTHON = Layout(
         "interpreter's C function, separated by tabs",
     ),
 )
-"""Payload with the Python functions of one thread that is still blocked at the end (`record --python-stacks`)."""
+"""Payload with the Python functions of one wait: of a thread that is still blocked at the end, or without BPF."""
 
 TASKS = Layout(
     "offcpu-counters tasks of an event loop",

@@ -4,13 +4,15 @@ writes (JDK 17 and later), with the sizes of frames. The answers are written int
 takes its names with it, so each is asked some time after it was seen, then after ever longer times, and at the end. It
 happens in the background, with the rights of the JVM's owner (`system.owner_child`)."""
 
+import contextlib
+import os
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
 from perf_offcpu import losses
-from perf_offcpu.collect.kernel_totals.python_stacks import by_turns
 from perf_offcpu.collect.python.processes import MappingFollower, ended_process, pid_of
 from perf_offcpu.collect.system.as_owner import ask_as_owner
 from perf_offcpu.collect.system.background import Future, in_background
@@ -117,6 +119,18 @@ class Jvms(MappingFollower):
 
 def _ask_one(pid: int) -> bytes:
     try:
-        return ask_as_owner("perf-map", pid, patience_s=_MOST_S)
+        return ask_as_owner(pid, _MOST_S)
     except OSError as problem:
         return b"!" + (problem.strerror or "").encode()
+
+
+def by_turns(pids: Sequence[int]) -> list[int]:
+    """Return the pids that exist, ordered so that their users take turns and no user delays the others for long."""
+    users: Counter[int] = Counter()
+    turns = []
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            user = os.stat(f"/proc/{pid}").st_uid
+            turns.append((users[user], pid))
+            users[user] += 1
+    return [pid for _, pid in sorted(turns)]

@@ -31,12 +31,12 @@ from perf_offcpu.abi.counters import (
 from perf_offcpu.abi.wait_objects import MAGIC as OBJECTS_MAGIC
 from perf_offcpu.abi.wait_objects import OBJECTS, TEXTS
 from perf_offcpu.binary.fields import Order
-from perf_offcpu.decode.python_lines import Code, read_codes
+from perf_offcpu.decode.python_lines import Code, Functions, read_codes
 from perf_offcpu.errors import LayoutError
 from perf_offcpu.losses import LossCause, Losses, Stage
 from perf_offcpu.model.columns import Strings
 from perf_offcpu.model.coverage import united
-from perf_offcpu.model.recording import Budget, EventLoop, LoopTask, PythonFrames, Spans, WaitObjects
+from perf_offcpu.model.recording import Budget, EventLoop, LoopTask, Spans, WaitObjects
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.structs import mutable
 from perf_offcpu.text import printable
@@ -77,8 +77,6 @@ BUDGET_SUMS = (
 )  # fmt: skip
 _LIMIT = np.uint64(2**62)
 _FUNCTION = re.compile(r"(?P<name>[^\t]*)\t(?P<file>[^\t]*)\t(?P<line>[0-9]{1,9})\t(?P<call>[0-9]{1,9})")
-PythonRow = tuple[int, int, tuple[str, str], tuple[int, int]]
-"""A row of `PythonFrames`: (tid, switch_out_ns, (name, file), (line, call))."""
 
 
 def is_counters(spec: EventSpec) -> bool:
@@ -98,7 +96,7 @@ class CollectorAccount:
     threshold_ns: int = 0  # waits of at least this length are samples of their own
     counted: Losses = field(default_factory=Losses)  # losses by cause
     budgets: list[Budget] = field(default_factory=list)  # of threads, in the order of the file
-    python: list[PythonRow] = field(default_factory=list)  # functions of threads, leaf first
+    python: dict[tuple[int, int], Functions] = field(default_factory=dict)  # (tid, begin of the wait) → functions
     loops: dict[tuple[int, int, int], list[LoopTask]] = field(default_factory=dict)  # by pid, tid, switch_out_ns
     codes: dict[int, Code] = field(default_factory=dict)  # Python functions by id
     perf_maps: dict[int, bytes] = field(default_factory=dict)  # lines of perf maps by pid
@@ -117,8 +115,8 @@ class CollectorAccount:
                 self.objects |= (objects := read_objects(payload, order))
                 is_sound = bool(objects)
             elif magic == PYTHON_MAGIC:
-                self.python += (rows := read_python(payload, order))
-                is_sound = bool(rows)
+                self.python |= (functions := read_functions(payload, order))
+                is_sound = bool(functions)
             elif magic == TASKS_MAGIC:
                 thread, loop_tasks = read_loop_tasks(payload, order)
                 self.loops.setdefault(thread, []).extend(loop_tasks)
@@ -140,11 +138,6 @@ class CollectorAccount:
             return False
         self.perf_maps[values["pid"]] = self.perf_maps.get(values["pid"], b"") + bytes(values["text"]).rstrip(b"\0")
         return True
-
-    def python_frames(self, strings: Strings) -> PythonFrames:
-        """Return the rows of `python` as a table, names and files interned in `strings`."""
-        rows = [(*ids, *map(strings.intern, names), *numbers) for *ids, names, numbers in self.python]
-        return PythonFrames.from_rows(rows)
 
     def event_loops(self) -> tuple[EventLoop, ...]:
         """Return the event loops; of a thread that was read several times, the last."""
@@ -191,20 +184,19 @@ def _cause(name: str) -> LossCause:
     return cause if cause and is_ours else LossCause(Stage.RECORDER, name, f"collector: {name}")
 
 
-def read_python(payload: bytes, order: Order) -> list[PythonRow]:
-    """Return the functions in a PYTHON payload, leaf first; [] if it is damaged."""
+def read_functions(payload: bytes, order: Order) -> dict[tuple[int, int], Functions]:
+    """Return (tid, begin of the wait) → functions, leaf first, of a PYTHON payload; {} if it is damaged."""
     try:
         values = PYTHON.unpack(payload, order)
     except LayoutError:
-        return []
-    rows: list[PythonRow] = []
+        return {}
+    functions: Functions = []
     for text in values["text"].decode("utf-8", "replace").strip("\0\n").split("\n"):
         match = _FUNCTION.fullmatch(text)
         if match is None or values["tid"] >= 1 << 31 or values["switch_out_ns"] >= _LIMIT:
-            return []
-        names, numbers = (match["name"], match["file"]), (int(match["line"]), int(match["call"]))
-        rows.append((values["tid"], values["switch_out_ns"], names, numbers))
-    return rows
+            return {}
+        functions.append((match["name"], match["file"], int(match["line"]), int(match["call"])))
+    return {(values["tid"], values["switch_out_ns"]): functions}
 
 
 def read_loop_tasks(payload: bytes, order: Order) -> tuple[tuple[int, int, int], list[LoopTask]]:

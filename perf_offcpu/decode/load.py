@@ -129,7 +129,9 @@ def assemble(head: Head, batch: Batch, tasks: TaskReplay, account: CollectorAcco
     # Stable: samples of one time stay in the order of the file; those without time come first.
     samples.reorder(np.argsort(samples.time_ns, kind="stable"))
     samples = tasks.attribute(samples)
-    samples, places = with_places(samples, batch.callchains, account.codes, tasks.strings, head.counters)
+    samples, places = with_places(
+        samples, batch.callchains, account.codes, account.python, tasks.strings, head.counters
+    )
     spaces, maps = tasks.spaces.tables()
     deferred = batch.deferred.take(np.argsort(batch.deferred.time_ns, kind="stable"))
     ids = {name: getattr(deferred, name) for name in ("time_ns", "pid", "tid")}
@@ -150,7 +152,6 @@ def assemble(head: Head, batch: Batch, tasks: TaskReplay, account: CollectorAcco
         comms=tasks.comms(),
         tasks=tasks.tasks(),
         budget=budget,
-        python=account.python_frames(tasks.strings),
         loops=account.event_loops(),
         places=places,
         perf_maps=account.perf_maps,

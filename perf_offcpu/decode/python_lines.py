@@ -15,8 +15,8 @@ from perf_offcpu.binary.line_table import LineTable
 from perf_offcpu.errors import LayoutError
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged
-from perf_offcpu.model.columns import Strings, distinct
-from perf_offcpu.model.recording import PythonPlaces, Samples
+from perf_offcpu.model.columns import U64, Strings, distinct, is_among
+from perf_offcpu.model.recording import PythonPlaces, SampleFlag, Samples
 from perf_offcpu.model.stacks import build_stack_tree
 
 _LAST_LINE = 2**31 - 1
@@ -52,36 +52,78 @@ def is_own(code: Code) -> bool:
     return code.name == "__init__" and code.file in ("", "__init__") and code.minor >= 12
 
 
+Functions = list[tuple[str, str, int, int]]
+"""(name, file, line, call) of the functions of a wait, leaf first; `call`: number of the interpreter's call in C."""
+
+
 def with_places(
-    samples: Samples, chains: Ragged, codes: Mapping[int, Code], strings: Strings, lost: Losses
+    samples: Samples,
+    chains: Ragged,
+    codes: Mapping[int, Code],
+    functions: Mapping[tuple[int, int], Functions],
+    strings: Strings,
+    lost: Losses,
 ) -> tuple[Samples, PythonPlaces]:
     """Return (samples, places), where `python` of the samples is a row of places; in the given samples it is a row of
-    `chains`, words as in their payload. `strings`: names are interned there. `lost`: counts functions not known."""
+    `chains`, words as in their payload. `functions`: of other waits, by thread and begin. `strings`: names are interned
+    there. `lost`: counts functions not known."""
     rows = np.flatnonzero(samples.python >= 0)
-    if not len(rows):
+    others = _rows_of(samples, functions)
+    if not len(rows) and not others:
         return samples, PythonPlaces()
     used = distinct(samples.python[rows])
     stacks = chains.take(used)
     words = distinct(stacks.values)
-    word_rows = np.searchsorted(words, stacks.values).astype(np.uint64)
-    caller, word_row, stack = build_stack_tree(Ragged(stacks.offsets, word_rows))
+    texts = _texts_of(words, codes, strings, lost)
+    row_of_text = dict[tuple[int, int, int, int], int]()
+    lists = [
+        [row_of_text.setdefault(text, len(texts) + len(row_of_text)) for text in _with_names(functions[wait], strings)]
+        for wait in others.values()
+    ]
+    named = Ragged(stacks.offsets, np.searchsorted(words, stacks.values).astype(np.uint64))
+    caller, text_row, stack = build_stack_tree(Ragged.concat([named, Ragged.from_lists(lists)]) if lists else named)
+    name, file, line, is_first = np.array([*texts, *row_of_text]).T[:, text_row]
+    python = samples.python.copy()
+    python[rows] = stack[np.searchsorted(used, python[rows])]
+    python[list(others)] = stack[len(used) :]
+    places = PythonPlaces(
+        caller.astype(np.int32), is_first > 0, name.astype(np.uint32), file.astype(np.uint32), line.astype(np.int32)
+    )
+    return samples.with_columns(python=python), places
+
+
+def _rows_of(samples: Samples, waits: Mapping[tuple[int, int], Functions]) -> dict[int, tuple[int, int]]:
+    """Return the row of the sample of each wait, given by thread and begin, that has one without functions."""
+    if not waits:
+        return {}
+    tids = distinct(np.array([tid for tid, _ in waits], np.int32))
+    rows = np.flatnonzero(samples.has(SampleFlag.OFFCPU) & (samples.python < 0) & is_among(samples.tid, tids))
+    begins = zip(rows.tolist(), samples.tid[rows].tolist(), samples.switch_out_ns[rows].tolist(), strict=True)
+    return {row: wait for row, *ids in begins if (wait := (ids[0], ids[1])) in waits}
+
+
+def _with_names(functions: Functions, strings: Strings) -> list[tuple[int, int, int, int]]:
+    """Return (name, file, line, whether it is the first function of its call) of each function, leaf first."""
+    callers = [call for *_, call in functions[1:]] + [0]
+    return [
+        (strings.intern(name), strings.intern(file), line, int(call != caller))
+        for (name, file, line, call), caller in zip(functions, callers, strict=True)
+    ]
+
+
+def _texts_of(words: U64, codes: Mapping[int, Code], strings: Strings, lost: Losses) -> list[tuple[int, int, int, int]]:
+    """Return (name, file, line, whether it is the first function of its call) of each word of a payload."""
     texts, tables = [], dict[int, LineTable]()
     for word in words.tolist():
-        id_, index = word >> CODE_SHIFT, word & NO_INDEX
+        id_, index, first = word >> CODE_SHIFT, word & NO_INDEX, int(word & PYTHON_ENTRY != 0)
         code = codes.get(id_)
         lost.add(losses.PYTHON_UNDESCRIBED, int(code is None))
         if code is None or is_own(code):
-            texts.append((0, 0, 0))
+            texts.append((0, 0, 0, first))
             continue
         if id_ not in tables:
             tables[id_] = LineTable(code.lines, code.first_line, code.minor)
         line = tables[id_].line_of(index)
-        texts.append((strings.intern(code.name), strings.intern(code.file), line if 0 < line <= _LAST_LINE else 0))
-    name, file, line = np.array(texts)[word_row].T
-    is_first = (words & np.uint64(PYTHON_ENTRY) != 0)[word_row]
-    python = samples.python.copy()
-    python[rows] = stack[np.searchsorted(used, python[rows])]
-    places = PythonPlaces(
-        caller.astype(np.int32), is_first, name.astype(np.uint32), file.astype(np.uint32), line.astype(np.int32)
-    )
-    return samples.with_columns(python=python), places
+        names = strings.intern(code.name), strings.intern(code.file)
+        texts.append((*names, line if 0 < line <= _LAST_LINE else 0, first))
+    return texts

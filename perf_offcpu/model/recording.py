@@ -194,17 +194,6 @@ class Budget(Table):
     own_tid: I32 = column("i4", "thread id there; -1 unknown", sentinel=-1)
 
 
-class PythonFrames(Table):
-    """Frames of Python functions of threads that were still blocked at the end, leaf first, thread by thread."""
-
-    tid: I32 = _task("thread id")
-    switch_out_ns: I64 = _time("begin of the wait")
-    name: U32 = _text("string: function")
-    file: U32 = _text("string: source file")
-    line: I32 = column("i4", "source line", sentinel=0)
-    call: I32 = column("i4", "call of the interpreter's C function, counted from 1 at the root")
-
-
 class PythonPlaces(Table):
     """Places in Python functions, each with the place that called it."""
 
@@ -360,7 +349,6 @@ class Recording:
     comms: Comms = field(default_factory=Comms)
     tasks: Tasks = field(default_factory=Tasks)
     budget: Budget = field(default_factory=Budget)  # empty if the recording does not hold it
-    python: PythonFrames = field(default_factory=PythonFrames)
     loops: tuple[EventLoop, ...] = ()
     places: PythonPlaces = field(default_factory=PythonPlaces)
     objects: WaitObjects = field(default_factory=WaitObjects)

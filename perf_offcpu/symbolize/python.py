@@ -19,7 +19,7 @@ from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import I32, I64, U32, U64, Bool, Strings
 from perf_offcpu.model.profile import Frames
-from perf_offcpu.model.recording import PythonFrames, PythonPlaces, Recording, SampleFlag
+from perf_offcpu.model.recording import PythonPlaces, Recording, SampleFlag
 from perf_offcpu.objects.perf_map import read_jit_name
 
 _INTERPRETS: Final = re.compile(r"_?PyEval_EvalFrame(Default|Ex)(\..*)?")
@@ -31,7 +31,7 @@ def interpreting(frames: Frames, strings: Strings) -> Bool:
     return np.array([bool(_INTERPRETS.fullmatch(strings[row])) for row in symbols.tolist()], np.bool_)[inverse]
 
 
-def python_symbols(functions: PythonFrames | PythonPlaces, strings: Strings) -> U32:
+def python_symbols(functions: PythonPlaces, strings: Strings) -> U32:
     """Return uint32[n], rows of strings: the symbol of each function, `work (app.py)`."""
     return strings.intern_all(
         read_jit_name(f"py::{strings[name]}:{strings[file]}").symbol

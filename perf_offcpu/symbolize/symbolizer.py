@@ -6,13 +6,7 @@
 
 Each step works on distinct values: a recording of a million waits has some thousand callchains and some
 thousand addresses.
-
-Python functions of threads that hang (`recording.python`): one call of CPython's C function that interprets runs
-several Python functions. Their frames are inserted above the call's, towards the leaf, named as in a perf map. If a
-stack has more or fewer of these calls than the functions need, all are inserted above the call next to the leaf.
 """
-
-from itertools import groupby
 
 import numpy as np
 
@@ -23,8 +17,8 @@ from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged, unique_rows
 from perf_offcpu.model.columns import I32, I64, Strings, distinct
 from perf_offcpu.model.lookup import NO_MAP, find_mappings, rows_at
-from perf_offcpu.model.profile import Frames, Profile, ProfileSamples, Stacks
-from perf_offcpu.model.recording import Recording, SampleColumns, SampleFlag, Samples, Spaces
+from perf_offcpu.model.profile import Profile, ProfileSamples, Stacks
+from perf_offcpu.model.recording import Recording, SampleColumns, Samples, Spaces
 from perf_offcpu.model.stacks import build_stack_tree
 from perf_offcpu.symbolize.calls import Named, name_by_calls
 from perf_offcpu.symbolize.demangle import demangle
@@ -32,7 +26,7 @@ from perf_offcpu.symbolize.frames import InlinedFunctions, Locations, SymbolName
 from perf_offcpu.symbolize.kernel.names import KernelNames
 from perf_offcpu.symbolize.lines.names import LineNames
 from perf_offcpu.symbolize.options import SymbolizeOptions
-from perf_offcpu.symbolize.python import interpreting, python_symbols, with_places
+from perf_offcpu.symbolize.python import with_places
 from perf_offcpu.symbolize.user import UserNames
 from perf_offcpu.symbolize.wait_objects.names import with_objects
 
@@ -59,8 +53,6 @@ def symbolize(recording: Recording, options: SymbolizeOptions | None = None) -> 
         _demangle(names, inlined, strings, kept)
     frames, frames_of_location = build_frames(names, inlined, locations, keep_ips=options.keep_ips)
     chains = expand(rows, frames_of_location)
-    if len(recording.python):
-        frames, chains, pair_of = with_python_functions(recording, frames, chains, pair_of, strings)
     if len(recording.places):
         frames, chains, pair_of = with_places(recording, frames, chains, pair_of, strings, unresolved)
     parent, frame, stack = build_stack_tree(chains)
@@ -208,38 +200,3 @@ def _demangle(names: SymbolNames, inlined: InlinedFunctions, strings: Strings, k
     if len(kept) > _MOST_KEPT:
         kept.clear()
     names.symbol, inlined.symbol = shown[: len(names.symbol)], shown[len(names.symbol) :]
-
-
-def with_python_functions(
-    recording: Recording, frames: Frames, chains: Ragged, pair_of: I32, strings: Strings
-) -> tuple[Frames, Ragged, I32]:
-    """Return (frames, chains, pair_of): frames of Python functions are appended to `frames`, chains with them to
-    `chains` (rows of frames, leaf first). `pair_of`: chain of each sample, then of each waker, if any has one."""
-    samples, python = recording.samples, recording.python
-    functions = Frames.filled(len(python), line=python.line, cpumode=np.full(len(python), CpuMode.USER))
-    functions.symbol = python_symbols(python, strings)
-    functions.file = python.file
-    interprets = interpreting(frames, strings)
-    blocked = np.flatnonzero(samples.has(SampleFlag.STILL_BLOCKED) & (pair_of[: len(samples)] >= 0))
-    sample_of = {
-        (tid, since): row
-        for row, tid, since in zip(
-            blocked.tolist(), samples.tid[blocked].tolist(), samples.switch_out_ns[blocked].tolist(), strict=True
-        )
-    }
-    waits = zip(python.tid.tolist(), python.switch_out_ns.tolist(), strict=True)
-    pair_of, added = pair_of.copy(), list[list[int]]()
-    for wait, rows in groupby(enumerate(waits), key=lambda item: item[1]):
-        if (sample := sample_of.get(wait)) is None:
-            continue
-        chain = chains.row(int(pair_of[sample])).astype(np.int64)
-        calls = np.flatnonzero(interprets[chain])  # leaf first
-        if len(calls):
-            own = np.array([row for row, _ in rows])
-            call = python.call[own]
-            last = int(call.max(initial=0))
-            place = calls[np.minimum(last - call, last - 1)] if last == len(calls) else np.full(len(own), calls[0])
-            pair_of[sample] = len(chains) + len(added)
-            added.append(np.insert(chain, place, own + len(frames)).tolist())
-    chain_table = Ragged.concat([chains, Ragged.from_lists(added)]) if added else chains
-    return Frames.concat([frames, functions]), chain_table, pair_of

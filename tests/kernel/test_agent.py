@@ -51,7 +51,7 @@ def test_the_unit_allows_the_system_calls_that_are_made(tmp_path: Path, monkeypa
     filtered = [sys.executable, "-c", FILTERED, *map(str, sorted(allowed_calls())), "--"]
     place = Place(tmp_path, before=tuple(filtered))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with place.agent("--", "--python-stacks"), subprocess.Popen(["sleep", "100"]) as sleeper:
+    with place.agent(), subprocess.Popen(["sleep", "100"]) as sleeper:
         place.wait_for_segments(2)
         sleeper.kill()
     assert "ended with status" not in "".join(place.said)

@@ -214,7 +214,7 @@ def no_jvm(directory: Path, behaviour: str, *libraries: str) -> Iterator[subproc
 def test_what_is_no_jvm_is_left_alone(tmp_path: Path, behaviour: str, libraries: list[str], expected: str) -> None:
     """A process whose files are called as Java's: SIGQUIT does not end it, and it does not hold the recorder up."""
     with no_jvm(tmp_path, behaviour, *libraries) as process:
-        answer = ask_as_owner("perf-map", process.pid).decode().replace(str(process.pid), "PID")
+        answer = ask_as_owner(process.pid).decode().replace(str(process.pid), "PID")
         assert answer == expected and process.poll() is None
         assert not Path(f"/tmp/.attach_pid{process.pid}").exists()
         assert behaviour != "answers" or not Path(f"/tmp/perf-{process.pid}.map").exists()
@@ -225,7 +225,7 @@ def test_a_socket_of_another_process_is_not_asked(tmp_path: Path) -> None:
     with no_jvm(tmp_path, "handles", *JAVA) as process, socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"/tmp/.java_pid{process.pid}")
         listener.listen()
-        assert ask_as_owner("perf-map", process.pid) == b"!another process listens on its socket"
+        assert ask_as_owner(process.pid) == b"!another process listens on its socket"
 
 
 def test_a_jvm_without_names_is_told_and_counted_and_others_are_not_asked(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ CALLS = re.compile(
     r"|asyncio\.create_subprocess_\w+|webbrowser\.open\w*|faulthandler\.register"
     r"|eval|exec|compile|__import__"
 )
-IMPORTS = frozenset("multiprocessing pty runpy code codeop cffi bcc pystack".split())
+IMPORTS = frozenset("multiprocessing pty runpy code codeop cffi bcc".split())
 """Modules that start processes, run what they are given, or are code of others that follows raw pointers."""
 OTHER_MODULES = frozenset("subprocess ctypes os signal resource fcntl importlib asyncio webbrowser".split())
 """Modules of which some functions count."""

@@ -14,12 +14,12 @@ from perf_offcpu.collect.bpf.last_tasks import LastTasks
 from perf_offcpu.collect.collector import Collector
 from perf_offcpu.collect.control import Requests
 from perf_offcpu.collect.counters import Counter
-from perf_offcpu.collect.kernel_totals.python_stacks import with_python_functions
 from perf_offcpu.collect.options import RecordOptions
 from perf_offcpu.collect.output.file import Counts, OutputFile
 from perf_offcpu.collect.output.object_table import CodeTable, ObjectTable
 from perf_offcpu.collect.output.totals import KernelTotals
 from perf_offcpu.collect.python.event_loops import with_event_loops
+from perf_offcpu.collect.python.functions import with_python_functions
 from perf_offcpu.collect.rotation import FileNames, Rotation
 from perf_offcpu.collect.summary import Summary
 from perf_offcpu.collect.system.background import Future, in_background, stepping_until
@@ -160,7 +160,7 @@ class FileSeries:
         self.current, self._past = new, _PastFile(old)
         self._past.present = self.while_draining(lambda: self._totals.present_tasks(drained_ns))
         old.go_on_in(new, counts, self._past.present.end_ns)
-        if self._options.pystack or self._collector.pythons.pids:
+        if self._collector.pythons.offsets:
             present = self._past.present
             self._past.with_python = in_background(lambda: self._with_python(present))
         self.summary.path, self.summary.files = new.shown, self.summary.files + 1
@@ -171,12 +171,9 @@ class FileSeries:
         return OutputFile(options, self._collector, self._names.next(), Target())
 
     def _with_python(self, last: LastTasks) -> LastTasks:
-        """Return `last` with the Python functions of threads that are blocked, if they are asked for, and with the
-        tasks of event loops."""
-        again, unread = self._collector.program.last_tasks, self._collector.unread
-        pystack = self._options.pystack
-        last = with_python_functions(last, again, pystack, self._say, unread) if pystack else last
-        return with_event_loops(last, self._collector.pythons.pids, unread)
+        """Return `last` with the Python functions of threads that are blocked, and with the tasks of event loops."""
+        offsets, unread = dict(self._collector.pythons.offsets), self._collector.unread
+        return with_event_loops(with_python_functions(last, offsets, unread), frozenset(offsets), unread)
 
     def _finish_past(self, past: _PastFile) -> None:
         """Write sums and end of the file before the current one, close it, and remove the oldest file if due."""

@@ -7,14 +7,13 @@ import os
 import struct
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
 
 from perf_offcpu import losses
 from perf_offcpu.abi.records import RECORD_HEADER, RECORD_LAYOUTS, RecordType
-from perf_offcpu.collect.bpf.maps import ProgramMaps
 from perf_offcpu.collect.events.perf_event import NATIVE
-from perf_offcpu.collect.existing.maps import MOST_KNOWN, key_of
+from perf_offcpu.collect.existing.maps import MOST_KNOWN, key_of, parse_maps, read_maps
 from perf_offcpu.collect.python.offsets import PYTHON, Section, read_runtime
 from perf_offcpu.collect.system.helper import Avoided, Helper, ask_each
 from perf_offcpu.files import open_regular
@@ -71,28 +70,34 @@ def ended_process(kind: int, record: memoryview) -> int:
     return int(pid) if kind == _EXIT and pid == tid else 0
 
 
+class PythonMap(Protocol):
+    """What wants to know of processes that run CPython."""
+
+    def set_python(self, pid: int, values: Mapping[str, int]) -> None:
+        """Take the members of `struct offcpu_python` of a process."""
+
+    def forget_python(self, pid: int) -> None:
+        """Undo `set_python`."""
+
+
 class PythonProcesses(MappingFollower):
     """Follow processes that run CPython. `lost`: counts processes whose interpreter is not read.
 
     Attributes:
         maps: the BPF maps that are told; None: nothing is done.
+        offsets: process → members of `struct offcpu_python`; {} of an interpreter that is not read.
         meanwhile: is called again and again while a file is read.
     """
 
     needle = b"python3"
 
     def __init__(self, lost: Losses) -> None:
-        self.maps: ProgramMaps | None = None
+        self.maps: PythonMap | None = None
         self.meanwhile: Callable[[], object] = lambda: None
         self._lost, self._avoided = lost, Avoided()
         self._helper = Helper(_read_file, _PATIENCE_S)
         self._files: dict[bytes, dict[str, Any] | None] = {}
-        self._offsets: dict[int, dict[str, int]] = {}
-
-    @property
-    def pids(self) -> frozenset[int]:
-        """Return the processes that run CPython."""
-        return frozenset(self._offsets)
+        self.offsets: dict[int, dict[str, int]] = {}
 
     def close(self) -> None:
         """End the helper that reads files."""
@@ -115,26 +120,26 @@ class PythonProcesses(MappingFollower):
         if place is not None and offsets:
             place += offsets["interpreters"]
             self._tell(pid, offsets | {"interpreters": place & _ADDRESSES})  # a file may say anything
-        if not runtime["offsets"] and pid not in self._offsets:
+        if not runtime["offsets"] and pid not in self.offsets:
             self._lost.add(losses.PYTHON_UNKNOWN)
-            if len(self._offsets) < _MOST_PROCESSES:
-                self._offsets[pid] = {}  # counted: its library may be mapped next
+            if len(self.offsets) < _MOST_PROCESSES:
+                self.offsets[pid] = {}  # counted: its library may be mapped next
 
     def see_task(self, kind: int, record: memoryview) -> None:
         """Take a FORK or EXIT record."""
-        if not self._offsets or self.maps is None:
+        if not self.offsets or self.maps is None:
             return
         pid, parent, tid, _ = _TASK.unpack_from(record, _HEAD)
-        if kind == _EXIT and pid == tid and pid in self._offsets:
-            if self._offsets.pop(pid):
+        if kind == _EXIT and pid == tid and pid in self.offsets:
+            if self.offsets.pop(pid):
                 self.maps.forget_python(pid)
-        elif kind == _FORK and pid != parent and self._offsets.get(parent):
-            self._tell(pid, self._offsets[parent])
+        elif kind == _FORK and pid != parent and self.offsets.get(parent):
+            self._tell(pid, self.offsets[parent])
 
     def _tell(self, pid: int, offsets: dict[str, int]) -> None:
         assert self.maps is not None
-        if len(self._offsets) < _MOST_PROCESSES or pid in self._offsets:
-            self._offsets[pid] = offsets
+        if len(self.offsets) < _MOST_PROCESSES or pid in self.offsets:
+            self.offsets[pid] = offsets
             self.maps.set_python(pid, offsets)
         else:
             self._lost.add(losses.PYTHON_UNKNOWN)
@@ -161,8 +166,17 @@ def _read_file(item: tuple[Any, ...]) -> dict[str, Any] | None:
         except (OSError, ValueError):
             continue
         try:
-            if path.startswith("/proc/") or os.fstat(fd).st_ino == inode:
+            # A record with a build-id has no inode; links of map_files are not for ordinary users.
+            if path.startswith("/proc/") or os.fstat(fd).st_ino in (inode, _inode_at(pid, start)):
                 return read_runtime(fd, name) or {}
         finally:
             os.close(fd)
     return None
+
+
+def _inode_at(pid: int, start: int) -> int:
+    """Return the inode of the file that a process maps at an address; -1 if that is not known."""
+    try:
+        return next((mapping.inode for mapping in parse_maps(read_maps(pid)) if mapping.start == start), -1)
+    except OSError:
+        return -1

@@ -12,14 +12,13 @@ _END_S: Final = 0.5
 _MOST_OUTPUT: Final = 1 << 24
 
 
-def ask_as_owner(task: str, pid: int, *words: str, patience_s: float = 3) -> bytes:
-    """Return what the child prints, up to the time when it is killed; b"" if it cannot be started. `task`, `words`: as
-    in owner_child.py."""
+def ask_as_owner(pid: int, patience_s: float = 3) -> bytes:
+    """Return what the child prints of a process, up to the time when it is killed; b"" if it cannot be started."""
     python = sys.executable or f"{sys.exec_prefix}/bin/python3"
     fd = os.memfd_create("as-owner")  # a file, whose size the child has a limit for
     with contextlib.suppress(OSError):  # what was printed before it was killed counts
         child = subprocess.Popen(
-            [python, "-I", "-S", _CHILD, task, str(pid), *words],
+            [python, "-I", "-S", _CHILD, str(pid)],
             stdin=subprocess.DEVNULL,
             stdout=fd,
             stderr=subprocess.DEVNULL,

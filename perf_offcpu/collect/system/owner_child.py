@@ -1,19 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask a process of another user with no more rights than that user has. A program of its own:
+"""Ask a JVM for the names and frames of the code that it has compiled, with no more rights than its owner has. This is
+a program of its own:
 
-    python owner_child.py functions PID DIRECTORY    print the Python functions of its threads
-    python owner_child.py perf-map PID               print the names and frames of the code that a JVM has compiled
+    python owner_child.py PID
 
-perf_offcpu/collect/system/as_owner.py starts it with the bare interpreter, so it imports nothing of this project.
-DIRECTORY holds pystack, which follows pointers in the memory of the process and reads the files that its maps name: a
-hostile process can make it read any file and crash it, and maybe take it over. So root gives up all rights but those of
-the owner of the process first. `functions` refuses a process of root that is in a container or has fewer rights than
-this one.
-
-`functions` prints a line for each thread: a JSON list of its tid and its functions, root first. Each function is [name,
-file, line, call], where `call` is the number of the call of the interpreter's C function that runs it, counted from the
-root. `perf-map` prints the lines of a perf map and those on frames of `abi.counters.JIT_MAP`; or `!` and what prevented
-it.
+perf_offcpu/collect/system/as_owner.py starts it with the bare interpreter, so it imports nothing of this project. It
+prints the lines of a perf map and those on frames of `abi.counters.JIT_MAP`; or `!` and what prevented it.
 
 A JVM that gets SIGQUIT and finds a file .attach_pidPID listens at a socket .java_pidPID, both in its /tmp, and takes
 jcmd's commands there (HotSpot's attachListener_posix.cpp). Compiler.perfmap, since JDK 17, writes /tmp/perf-PID.map.
@@ -24,8 +16,6 @@ only a process that the launcher `java` began (it has mapped libjvm.so and libjl
 import contextlib
 import ctypes
 import errno
-import itertools
-import json
 import os
 import re
 import resource
@@ -38,8 +28,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-_SECONDS, _MEMORY, _OUTPUT, _FILES = 2, 1 << 30, {"functions": 1 << 20, "perf-map": 1 << 24}, 64
-_MOST_FRAMES, _MOST_MAPS = 1000, 1 << 24
+_SECONDS, _MEMORY, _OUTPUT, _FILES = 2, 1 << 30, 1 << 24, 64
+_MOST_MAPS = 1 << 24
 _PR_SET_NO_NEW_PRIVS = 38
 _JVM_S, _NAP_S = 2.0, 0.02
 _MOST_TEXT = 8 << 20  # of a map; a method takes some 80 bytes
@@ -54,15 +44,12 @@ _METHOD = re.compile(rb"[^ ]\(")
 _COMMAND = b"1\0jcmd\0Compiler.perfmap\0\0\0"  # version of the protocol, operation, three arguments
 
 
-def _main(task: str, pid: int, *words: str) -> None:
-    if task == "functions":
-        sys.path.insert(0, words[0])
-        import pystack.engine  # noqa: F401  before it cannot be read any more
+def _main(pid: int) -> None:
     for limited, most in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_CPU, _SECONDS),
         (resource.RLIMIT_AS, _MEMORY),
-        (resource.RLIMIT_FSIZE, _OUTPUT[task]),
+        (resource.RLIMIT_FSIZE, _OUTPUT),
         (resource.RLIMIT_NOFILE, _FILES),
     ):
         hard = resource.getrlimit(limited)[1]
@@ -70,27 +57,11 @@ def _main(task: str, pid: int, *words: str) -> None:
         resource.setrlimit(limited, (limit, limit))
     if ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         sys.exit("rights cannot be given up")
-    if task == "functions":
-        _become_owner(pid, must_be_alike=True)
-        _print_functions(pid)
-    else:
-        try:
-            output = _code_of_jvm(pid)
-        except OSError as problem:
-            output = f"!{problem.strerror or 'it did not answer in time'}".encode()
-        os.write(1, output)
-
-
-def _print_functions(pid: int) -> None:
-    from pystack.engine import get_process_threads
-
-    for thread in get_process_threads(pid, stop_process=False):
-        functions, call = [], 0
-        for frame in itertools.islice(thread.all_frames, _MOST_FRAMES):
-            call += bool(frame.is_entry)
-            if not frame.is_shim:
-                functions.append([frame.code.scope, frame.code.filename, frame.code.location.lineno, call])
-        os.write(1, json.dumps([thread.tid, functions]).encode() + b"\n")
+    try:
+        output = _code_of_jvm(pid)
+    except OSError as problem:
+        output = f"!{problem.strerror or 'it did not answer in time'}".encode()
+    os.write(1, output)
 
 
 def _code_of_jvm(pid: int) -> bytes:
@@ -108,7 +79,7 @@ def _code_of_jvm(pid: int) -> bytes:
     tmp, memory = os.open(f"/proc/{pid}/root/tmp", os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW), -1
     with contextlib.suppress(OSError):  # by yama's leave (kernel.yama.ptrace_scope)
         memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY)
-    _become_owner(pid, must_be_alike=False)
+    _become_owner(pid)
     if _has_ended(process):
         raise PermissionError(errno.EPERM, "it has ended")
     name = f".java_pid{inner}"
@@ -221,24 +192,17 @@ def _frames(memory: int, text: bytes) -> list[bytes]:
     return frames if is_needed else []
 
 
-def _become_owner(pid: int, *, must_be_alike: bool) -> None:
-    """Become the user and groups of process `pid`; exit if it runs setuid or setgid, or, with `must_be_alike`, if it is
-    root's and restricted. Do nothing without root's rights."""
+def _become_owner(pid: int) -> None:
+    """Become the user and groups of process `pid`; exit if it runs setuid or setgid. Do nothing without root's
+    rights."""
     if os.geteuid() != 0:
         return
-    status, own = _status(pid), _status(os.getpid())
+    status = _status(pid)
     users, groups = {int(number) for number in status["Uid"].split()}, [int(number) for number in status["Gid"].split()]
     if len(users) != 1 or len(set(groups)) != 1:
         sys.exit("it runs a program of another user (setuid)")
     user = users.pop()
     if user == 0:
-        alike = all(
-            # direct: links of the kernel's
-            os.readlink(f"/proc/{pid}/{link}") == os.readlink(f"/proc/self/{link}")
-            for link in ("ns/user", "ns/mnt", "root")
-        )
-        if must_be_alike and (not alike or status["CapPrm"] != own["CapPrm"]):
-            sys.exit("it is root's, and in a container or with fewer rights than this recorder")
         return
     os.setgroups([int(number) for number in status["Groups"].split()])
     os.setresgid(groups[0], groups[0], groups[0])
@@ -251,4 +215,4 @@ def _status(pid: int) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])
+    _main(int(sys.argv[1]))

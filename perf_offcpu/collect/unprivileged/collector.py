@@ -5,20 +5,22 @@ and the object. It does not know wakers, nor the run-queue delay of single waits
 kernel.perf_event_paranoid is 1 or lower."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu import losses
-from perf_offcpu.collect.counters import Counter, Span, counters_event
+from perf_offcpu.collect.counters import Counter, Span, account_sample, counters_event
 from perf_offcpu.collect.existing.inventory import KnownTasks
 from perf_offcpu.collect.existing.kernel_maps import KnownKernel
 from perf_offcpu.collect.existing.maps import MappedBuildIds
 from perf_offcpu.collect.kernel_totals.user_stacks import Unread
 from perf_offcpu.collect.kernel_totals.waits import sum_samples
 from perf_offcpu.collect.options import RecordOptions
+from perf_offcpu.collect.python.functions import functions_payload
+from perf_offcpu.collect.python.processes import PythonProcesses
 from perf_offcpu.collect.rings.pressure import Pressure
 from perf_offcpu.collect.rings.rings import Sink
 from perf_offcpu.collect.rings.side_band import SideBand
@@ -27,7 +29,7 @@ from perf_offcpu.collect.targets import process_of
 from perf_offcpu.collect.unprivileged.budgets import Budgets, threads_of
 from perf_offcpu.collect.unprivileged.chains import KernelChains
 from perf_offcpu.collect.unprivileged.events import TaskEvents
-from perf_offcpu.collect.unprivileged.looks import Reader, Sleeper
+from perf_offcpu.collect.unprivileged.looks import Look, Reader, Sleeper
 from perf_offcpu.collect.unprivileged.objects import CallObjects
 from perf_offcpu.collect.unprivileged.records import AT_ONCE, ShortSums, register_mask, wait_records
 from perf_offcpu.collect.unprivileged.switches import BEFORE, IN, SwitchLog
@@ -60,13 +62,15 @@ class UserCollector:
         self.build_ids, self.unread = MappedBuildIds(), Unread()
         self.known_tasks, self.known_kernel = KnownTasks(), KnownKernel()
         self.counters_event = counters_event(self._events.support)
-        self._side_band = SideBand(self.build_ids, self.known_kernel, self.unread.lost)
         self._lost, self._samples, self._unseen = Losses(), 0, Counter(0)
+        self._pythons = PythonProcesses(self._lost)
+        self._pythons.maps = self
+        self._side_band = SideBand(self.build_ids, self.known_kernel, self.unread.lost, (self._pythons,))
         self._tasks, self._budgets = tasks, Budgets(tasks)
         self._chains = KernelChains(self._events.switch_ids, self._events.switch_shape)
         self._switches = SwitchLog(tasks, 0, self._lost, self._chains)
         self._objects = CallObjects(options.objects)
-        self._reader = Reader(options.stack_bytes, self._objects)
+        self._reader = Reader(options.stack_bytes, self._objects, self._pythons.offsets, self._lost)
         self._sums, self.sums = ShortSums(), 0
         self._keeps_preempted = "R" in options.states
 
@@ -131,8 +135,7 @@ class UserCollector:
         self.still_blocked = len(waits)
         for low in range(0, len(waits), AT_ONCE):
             rows = waits[low : low + AT_ONCE]
-            chains = self._chains.of_waits(last[rows])
-            sink.append(wait_records(self.waits, last[rows], [looks[row] for row in rows], chains, over=False))
+            self._write_waits(last[rows], [looks[row] for row in rows], sink, over=False)
         sums = self._sums.take()
         self.sums = len(sums)
         none = np.zeros(len(sums) + 1, np.int64), np.empty(0, np.uint64)
@@ -166,8 +169,7 @@ class UserCollector:
         self._samples += len(rows)
         for low in range(0, len(rows), AT_ONCE):
             part = slice(low, low + AT_ONCE)
-            chains = self._chains.of_waits(intervals[rows[part]])
-            sink.append(wait_records(self.waits, intervals[rows[part]], looks[part], chains))
+            self._write_waits(intervals[rows[part]], looks[part], sink)
         self._switches.forget_chains()
 
     @property
@@ -196,7 +198,23 @@ class UserCollector:
         return self._switches.samples
 
     def note_existing(self, records: bytes) -> None:
-        """Do nothing: Python functions are read by BPF."""
+        """Take records of what processes map already."""
+        self._pythons.see(records)
+
+    def set_python(self, pid: int, values: Mapping[str, int]) -> None:
+        """Do nothing: no BPF program wants to know where a process has the state of Python."""
+
+    def forget_python(self, pid: int) -> None:
+        """Do nothing, likewise."""
+
+    def _write_waits(self, waits: NDArray[Any], looks: list[Look | None], sink: Sink, *, over: bool = True) -> None:
+        """Write some waits, and the Python functions in which they were seen."""
+        sink.append(wait_records(self.waits, waits, looks, self._chains.of_waits(waits), over=over))
+        for wait, look in zip(waits, looks, strict=True):
+            if look and look.functions:
+                pid, tid, begin_ns = (int(wait[name]) for name in ("pid", "tid", "begin"))
+                payload = functions_payload(pid, tid, begin_ns, look.functions)
+                sink.append(account_sample(self.counters_event, payload, look.end_ns))
 
     def take_objects(self) -> NDArray[Any]:
         """Return the wait objects that were new since the last call."""
@@ -212,6 +230,7 @@ class UserCollector:
         with contextlib.suppress(BufferError):
             self.rings.close()
         self._side_band.close()
+        self._pythons.close()
 
     def __enter__(self) -> Self:
         return self

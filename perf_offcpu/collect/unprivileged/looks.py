@@ -9,16 +9,20 @@ it, by the times of the SWITCH records."""
 import os
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from numpy.typing import NDArray
 
+from perf_offcpu import losses
 from perf_offcpu.abi.offcpu import SYSCALL_NONE, SYSCALL_UNKNOWN, UNKNOWN_U32, ObjectLost
 from perf_offcpu.abi.task_state import TaskState
+from perf_offcpu.collect.python.functions import Functions, read_functions
+from perf_offcpu.collect.python.memory import UnreadableError
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.unprivileged.objects import CallObjects, WaitObject
 from perf_offcpu.files import read_kernel_if_any
+from perf_offcpu.losses import Losses
 
 LEAST_NS: Final = 4_000_000
 BUDGET: Final = 0.01
@@ -55,18 +59,22 @@ class Look(NamedTuple):
     pc: int
     stack: bytes
     found: WaitObject
+    functions: Functions | None = None  # None: it was not known yet that the process runs CPython
 
 
 class Reader:
-    """Look at sleeping threads. `copy_bytes`: bytes of the stack to copy, 0 for none.
+    """Look at sleeping threads. `copy_bytes`: bytes of the stack to copy, 0 for none. `pythons`: the offsets of
+    processes that run CPython (`PythonProcesses.offsets`). `lost`: counts the looks without their Python functions.
 
     Attributes:
         looks: thread → its looks that no wait has taken yet, in order.
         disturbed: the number of looks during which the thread ran.
     """
 
-    def __init__(self, copy_bytes: int, objects: CallObjects) -> None:
-        self._copy_bytes, self._objects = copy_bytes, objects
+    def __init__(
+        self, copy_bytes: int, objects: CallObjects, pythons: Mapping[int, dict[str, int]], lost: Losses
+    ) -> None:
+        self._copy_bytes, self._objects, self._pythons, self._lost = copy_bytes, objects, pythons, lost
         self.looks: defaultdict[int, deque[Look]] = defaultdict(deque)
         self.disturbed, self._spent_s, self._least_ns = 0, 0.0, LEAST_NS
         self._begin_s = time.monotonic()
@@ -99,7 +107,9 @@ class Reader:
 
     def _is_seen(self, sleeper: Sleeper) -> bool:
         looks = self.looks.get(sleeper.tid)
-        return looks is not None and len(looks) > 0 and looks[-1].begin_ns >= sleeper.since_ns
+        if not looks or looks[-1].begin_ns < sleeper.since_ns:
+            return False
+        return looks[-1].functions is not None or not self._pythons.get(sleeper.pid)
 
     def _look(self, sleeper: Sleeper) -> Look | None:
         """Return what is seen of a thread; None if it runs, has ended, or may not be read."""
@@ -117,7 +127,16 @@ class Reader:
         state = _STATES.get(read_kernel_if_any(f"{place}/stat", 512).rpartition(b") ")[2][:1])
         if state is None:  # it runs by now
             return None
-        return Look(begin_ns, now_ns(), int(state), max(syscall, SYSCALL_NONE), sp, pc, stack, wait_object)
+        functions = self._functions(sleeper) if self._pythons.get(sleeper.pid) else None
+        end_ns = now_ns()
+        return Look(begin_ns, end_ns, int(state), max(syscall, SYSCALL_NONE), sp, pc, stack, wait_object, functions)
+
+    def _functions(self, sleeper: Sleeper) -> Functions:
+        try:
+            return read_functions(sleeper.pid, sleeper.tid, self._pythons[sleeper.pid])[1]
+        except (OSError, UnreadableError):
+            self._lost.add(losses.PYTHON_UNREADABLE)
+            return []
 
     def take(self, wait: NDArray[Any]) -> Look | None:
         """Remove the looks at a thread up to the end of a wait (`switches.INTERVAL`); return the last look within the

@@ -44,8 +44,6 @@ _STACKS = """
 -g: accepted as in perf: callchains are always recorded
 --no-stack-bytes: copy no stacks, which can hold secrets: --call-graph auto chooses fp
 --no-jvm-names: do not ask JVMs for the names of the code that they compile
---python-stacks: read the Python functions of threads that are still blocked at the end, with pystack, which
-  must be installed (pip install pystack)
 --all-cgroups: record the cgroup of on-CPU samples
 """
 _WAITS = """

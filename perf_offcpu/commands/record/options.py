@@ -95,7 +95,6 @@ def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
         ring_bytes=parse_ring_size(args.mmap_pages) if args.mmap_pages else 0,
         realtime_priority=_at_least("--realtime", 0, args.realtime),
         asks_jvms=not args.no_jvm_names,
-        pystack=_pystack() if args.python_stacks else "",
         duration_s=duration_s(args.duration),
         until_exit=_at_least("--until-exit", 0, args.until_exit),
         control=None if args.control is None else parse_control(args.control),
@@ -155,19 +154,10 @@ def _needs_bpf(options: RecordOptions) -> str:
         "--switch-output": options.rotation,
         "--control": options.control,
         "--waker-stacks": options.waker_stacks,
-        "--python-stacks": options.pystack,
         "--call-graph fp,defer": options.deferred_stacks,
         "-r": options.realtime_priority,
     }
     return next((name for name, is_asked in needs.items() if is_asked), "")
-
-
-def _pystack() -> str:
-    from perf_offcpu.collect.kernel_totals.python_stacks import pystack_directory
-
-    if directory := pystack_directory():
-        return directory
-    raise UsageError("--python-stacks needs pystack: pip install pystack")
 
 
 def _rotation(args: argparse.Namespace) -> Rotation | None:

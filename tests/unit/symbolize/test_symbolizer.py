@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from builders.chains import recording_of_chains
 from builders.elf import AARCH64, ALLOC, EXEC, RELA, X86_64, ElfBuilder, Load, Sec, Sym
@@ -16,16 +15,14 @@ from builders.profile import functions_of
 from perf_offcpu import losses
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.sample import CallchainContext
-from perf_offcpu.model.callchains import Ragged
-from perf_offcpu.model.columns import Strings
-from perf_offcpu.model.profile import Frames, Profile
-from perf_offcpu.model.recording import PythonFrames, Recording, SampleFlag, Samples, Spaces
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import Recording, Spaces
 from perf_offcpu.model.stacks import frames_of
 from perf_offcpu.script.fields import FieldChoice
 from perf_offcpu.script.frames import FrameTexts
 from perf_offcpu.symbolize import symbolizer
 from perf_offcpu.symbolize.options import SymbolizeOptions
-from perf_offcpu.symbolize.symbolizer import COOKIE, symbolize, with_python_functions
+from perf_offcpu.symbolize.symbolizer import COOKIE, symbolize
 
 KERNEL, USER, WAITING = (int(CallchainContext.KERNEL), int(CallchainContext.USER), int(CallchainContext.USER_DEFERRED))
 TEXT = 2**64 - 2**31
@@ -108,48 +105,6 @@ def test_blocks_of_samples_share_their_locations(monkeypatch: pytest.MonkeyPatch
         assert (profile.samples.stack >= 0).tolist() == [True, True, False, True, True, False, True]
         assert (profile.samples.waker_stack >= 0).sum() == (3 if more else 0)
         assert names(profile) == names(whole)
-
-
-BLOCKED = SampleFlag.OFFCPU | SampleFlag.STILL_BLOCKED
-C_FUNCTIONS = ["sem_wait", "_PyEval_EvalFrameDefault", "vectorcall", "_PyEval_EvalFrameDefault.cold", "main"]
-"""Name and call."""
-
-
-def shown(functions: list[tuple[str, int]], *, since: int = 5, chain: list[int] | None = None) -> list[str]:
-    """Stack of a thread that waits since 5, root first, with functions of a wait, leaf first."""
-    strings = Strings(["/srv/app.py", *C_FUNCTIONS, *(name for name, _ in functions)])
-    rows = [(8, since, strings.find(name), strings.find("/srv/app.py"), 3, call) for name, call in functions]
-    columns = {"tid": [8], "switch_out_ns": [5], "flags": [int(BLOCKED)], "callchain": [0]}
-    recording = Recording(samples=Samples.filled(1, **columns), strings=strings, python=PythonFrames.from_rows(rows))
-    frames = Frames.filled(5, symbol=[strings.find(name) for name in C_FUNCTIONS])
-    chains = Ragged.from_lists([chain or [0, 1, 2, 3, 4]])
-    frames, chains, pair_of = with_python_functions(recording, frames, chains, np.array([0, -1], np.int32), strings)
-    frames.check(recording)
-    rows_of = chains.row(int(pair_of[0])).astype(int).tolist()[::-1]
-    assert pair_of[1] == -1
-    python = [row for row in rows_of if row >= len(C_FUNCTIONS)]
-    assert all(frames.line[row] == 3 for row in python)
-    assert all(strings[int(frames.file[row])] == "/srv/app.py" for row in python)
-    return [strings[int(frames.symbol[row])] for row in rows_of]
-
-
-MAIN, OUTER, _, INNER, LEAF = C_FUNCTIONS[::-1]
-
-
-def test_functions_stand_above_the_call_of_the_interpreter_that_runs_them() -> None:
-    functions = [("take", 2), ("run", 1), ("start", 1)]
-    expected = [MAIN, OUTER, "start (app.py)", "run (app.py)", "vectorcall", INNER, "take (app.py)", LEAF]
-    assert shown(functions) == expected
-    others = shown([("take", 3), ("run", 2)])  # of other calls, too: all stand above the last one
-    assert others[-4:] == [INNER, "run (app.py)", "take (app.py)", LEAF]
-    assert shown([("take", 1)], since=6) == C_FUNCTIONS[::-1], "of another wait"
-    assert shown([("take", 1)], chain=[0, 2, 4]) == [MAIN, "vectorcall", LEAF], "without an interpreter"
-
-
-@pytest.mark.parametrize("calls", [(2, 0), (0, 0), (10**9 - 1, 1)])
-def test_any_numbers_of_calls_leave_all_frames(calls: tuple[int, int]) -> None:
-    found = shown([("take", calls[0]), ("run", calls[1])])
-    assert sorted(found) == sorted([*C_FUNCTIONS, "take (app.py)", "run (app.py)"])
 
 
 CALL, OWN, STUB, SLOT = 0x78, 0xA0, 0xD0, 0x8008

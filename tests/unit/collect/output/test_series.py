@@ -55,7 +55,7 @@ class Collector:
         self.pressure = SimpleNamespace(writing=contextlib.nullcontext, **vars(spent))
         self.rings = SimpleNamespace(data_bytes=4096, fullest=0.0, owner=SimpleNamespace(spec=WAITS))
         config = SimpleNamespace(sum_entries=1024, budget_entries=1024, budget=True)
-        self.pythons = SimpleNamespace(pids=frozenset())
+        self.pythons = SimpleNamespace(offsets={})
         self.jvms = SimpleNamespace(ask_all=lambda: None, maps={}, forget_ended=lambda ended: ended)
         self.program = SimpleNamespace(config=config, maps=self, last_tasks=self.last_tasks, draws_stacks=False)
         self.header = HEADER

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read the memory of a process in which a thread stands still. Memory may hold anything: reads are bounded in number
+and time. What is read counts if the thread has not run meanwhile (its number of context switches)."""
+
+import os
+import time
+from contextlib import suppress
+from typing import Final
+
+from perf_offcpu.files import read_kernel
+
+_PAGE: Final = 4096
+_MOST_READS: Final = 100_000
+_CODECS: Final = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
+
+
+class UnreadableError(Exception):
+    """Memory cannot be read, or what it holds makes no sense, or the limits of one thread are reached."""
+
+
+def switches_of(pid: int, tid: int) -> tuple[int, int]:
+    """Return (number of context switches of a thread, -1 if it runs; its id in its own PID namespace). Raises OSError:
+    it has ended."""
+    lines = read_kernel(f"/proc/{pid}/task/{tid}/status").split(b"\n")
+    fields = dict(line.split(b":\t", 1) for line in lines if b":\t" in line)
+    count = int(fields[b"voluntary_ctxt_switches"]) + int(fields[b"nonvoluntary_ctxt_switches"])
+    return -1 if fields[b"State"].startswith(b"R") else count, int(fields[b"NSpid"].split()[-1])
+
+
+class Memory:
+    """Reader of pages, each once. `fd`: descriptor of /proc/PID/mem. `until_s`: time (`time.process_time`) after which
+    nothing is read. `used`: numbers of the pages that were needed."""
+
+    def __init__(self, fd: int, until_s: float) -> None:
+        self._fd, self._left, self._until_s = fd, _MOST_READS, until_s
+        self._pages, self.used = dict[int, bytes](), set[int]()
+
+    def copy(self, pages: set[int]) -> set[int]:
+        """Copy pages now; return the numbers of those that could be read."""
+        for number in pages:
+            with suppress(OSError, OverflowError):
+                self._pages[number] = os.pread(self._fd, _PAGE, number * _PAGE)
+        return set(self._pages)
+
+    def read(self, address: int, size: int) -> bytes:
+        """Return `size` bytes. Raises UnreadableError."""
+        self._left -= 1
+        number, offset = divmod(address, _PAGE)
+        content = self._page(number)[offset : offset + size]
+        while len(content) < size:
+            number += 1
+            content += self._page(number)[: size - len(content)]
+        return content
+
+    def _page(self, number: int) -> bytes:
+        self.used.add(number)
+        page = self._pages.get(number)
+        if page is None:
+            try:
+                page = os.pread(self._fd, _PAGE, number * _PAGE)
+            except (OSError, OverflowError):
+                page = b""
+            page = self._pages[number] = page if time.process_time() < self._until_s else b""
+        if len(page) != _PAGE or self._left <= 0:
+            raise UnreadableError
+        return page
+
+    def number(self, address: int, size: int = 8, *, signed: bool = False) -> int:
+        """Return an integer of `size` bytes. Raises UnreadableError."""
+        return int.from_bytes(self.read(address, size), "little", signed=signed)
+
+    def text(self, address: int, compact: int, ascii_less: int, most: int) -> str:
+        """Return up to `most` characters of a str object, whose head has the size `compact`, or `ascii_less` less if it
+        is ASCII. Raises UnreadableError."""
+        state = self.number(address + 32, 4)
+        kind = state >> 2 & 7
+        begin = address + compact - (ascii_less if state & 64 else 0)
+        return self.read(begin, min(self.number(address + 16), most) * kind).decode(
+            _CODECS.get(kind, "latin-1"), "replace"
+        )

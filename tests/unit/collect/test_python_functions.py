@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Python functions from the memory of a real process, whole and damaged."""
+
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from perf_offcpu.collect.existing.maps import parse_maps, read_maps
+from perf_offcpu.collect.python import functions
+from perf_offcpu.collect.python.functions import FunctionReader, Functions, read_functions
+from perf_offcpu.collect.python.memory import Memory, UnreadableError
+from perf_offcpu.collect.python.offsets import PYTHON, Section, read_runtime
+
+PROGRAM = """
+import time
+def deep(number):
+    return deep(number - 1) if number else sorted([number], key=lambda _: print(end="|", flush=True) or time.sleep(100))
+deep(40)
+"""
+
+
+def offsets_of(pid: int) -> dict[str, int]:
+    """Return the members of `struct offcpu_python` of a process."""
+    for mapping in parse_maps(read_maps(pid)):
+        if PYTHON.search(mapping.name):
+            with open(mapping.name, "rb") as file:
+                runtime = read_runtime(file.fileno(), mapping.name)
+            place = Section(*runtime["section"]).place_in(mapping.start, mapping.offset) if runtime else None
+            if runtime and place is not None and runtime["offsets"]:
+                offsets: dict[str, int] = runtime["offsets"]
+                return offsets | {"interpreters": place + offsets["interpreters"]}
+    raise AssertionError("no interpreter")
+
+
+@pytest.fixture(scope="module")
+def pid() -> Iterator[int]:
+    """A process in forty functions of Python, and one more that C calls."""
+    executable = str(Path(sys.executable).resolve())
+    with subprocess.Popen([executable, "-c", PROGRAM], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.read(1)
+        time.sleep(0.2)
+        yield process.pid
+        process.kill()
+
+
+def test_functions_with_lines_and_calls_leaf_first(pid: int) -> None:
+    count, found = read_functions(pid, pid, offsets_of(pid))
+    assert count > 0
+    expected = [("deep.<locals>.<lambda>", 4), *[("deep", 4)] * 41, ("<module>", 5)]
+    assert [function[::2] for function in found] == expected
+    assert [call for *_, call in found] == [2] + [1] * 42
+
+
+def test_versions_whose_threads_tell_no_id_are_not_read(pid: int) -> None:
+    with pytest.raises(UnreadableError):
+        read_functions(pid, pid, offsets_of(pid) | {"minor": 10})
+
+
+def test_damaged_memory_ends_the_reading_and_is_bounded(pid: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words of the pages that were needed are exchanged: zeros, all bits, addresses of other things, and their own."""
+    monkeypatch.setattr(functions, "_MOST_FRAMES", 200)
+    offsets, chance, results = offsets_of(pid), random.Random(7), set[int]()
+    with open(f"/proc/{pid}/mem", "rb", buffering=0) as file:
+        sound = Memory(file.fileno(), float("inf"))
+        expected: Functions = FunctionReader(sound, offsets).functions(pid)
+        pages = {number: os.pread(file.fileno(), 4096, number * 4096) for number in sound.used}
+    for _ in range(1500):
+        memory = Memory(-1, float("inf"))
+        number = chance.choice(sorted(pages))
+        content, place = bytearray(pages[number]), 8 * chance.randrange(512)
+        words = (0, 2**64 - 1, 2**63, number * 4096 + place, chance.choice(sorted(pages)) * 4096 + 8)
+        content[place : place + 8] = chance.choice(words).to_bytes(8, "little")
+        memory._pages = pages | {number: bytes(content)}
+        try:
+            found = FunctionReader(memory, offsets).functions(pid)
+        except UnreadableError:
+            results.add(-1)
+        else:
+            results.add(len(found))
+            assert len(found) <= 200 and all(len(name) <= 1000 for name, *_ in found)
+    assert {-1, len(expected)} < results
