@@ -51,11 +51,11 @@ def script(path: Path, *options: str) -> list[list[str]]:
 
 
 def user_stacks(path: Path, *options: str) -> Counter[Stack]:
-    """Return the user addresses of each sample that script prints, leaf first."""
+    """Return the user addresses of each sample that script prints, leaf first; functions of Python have none."""
     found = Counter[Stack]()
     for _, *frames in script(path, *options):
         addresses = (int(line.split()[0], 16) for line in frames)
-        found[tuple(address for address in addresses if address < KERNEL_HALF)] += 1
+        found[tuple(address for address in addresses if 0 < address < KERNEL_HALF)] += 1
     return found
 
 

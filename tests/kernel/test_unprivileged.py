@@ -150,6 +150,7 @@ def test_a_program_in_python_that_execs_another(place: Path) -> None:
     functions = {name for stack in samples.stack[whole].tolist() for name in functions_of(profile, stack)}
     assert any("nanosleep" in name for name in functions), functions
     assert any("accept" in name for name in functions), functions
+    assert {"hold (p.py)", "Thread.run (threading.py)"} <= functions
     names = {profile.strings[comm] for comm in samples.comm[long].tolist()}
     assert {"python3", "sleep"} <= names
 
