@@ -5,7 +5,10 @@ user. The BPF program reads the others when they end (bpf/python.h), by the same
 import re
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
+from itertools import accumulate
 from typing import Final
 
 from perf_offcpu import losses
@@ -22,6 +25,7 @@ _MOST_NAME, _MOST_LINES = 1000, 16 << 10
 _MOST_TEXT: Final = 48 << 10  # bytes of a thread's functions, which leave room for the rest of a record
 _MOST_LINE: Final = 10**9 - 1
 _BYTES_SIZE, _BYTES = 16, 32  # of a bytes object: its size, its content
+_CODE_BYTES, _MOST_CODES = 88, 4096
 _FIRST_WITH_ID: Final = 11  # of Python 3: threads tell the id that the kernel knows
 _UNSAID: Final = dict.fromkeys(("tag", "direct", "relative", "unit_shift", "entry_each", "entry_marked"), 0)
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
@@ -51,76 +55,97 @@ def read_functions(pid: int, tid: int, offsets: dict[str, int]) -> tuple[int, Fu
     """Return (context switches of a thread, -1 if it has run meanwhile; its Python functions, maybe none). Raises
     OSError: it has ended; UnreadableError. `offsets`: members of `struct offcpu_python`."""
     before, own_id = switches_of(pid, tid)
-    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:  # direct: a file of /proc
-        reader = FunctionReader(Memory(memory.fileno(), time.process_time() + _MOST_THREAD_S), offsets)
-        functions = reader.functions(own_id)
+    functions = FunctionReader(pid, offsets).functions(own_id)
     return (before if switches_of(pid, tid)[0] == before else -1), functions
 
 
-class FunctionReader:
-    """Reader of the functions of one process. `offsets`: members of `struct offcpu_python` (`offsets`)."""
+_line_table = lru_cache(_MOST_CODES)(LineTable)  # by its content, which tells it from all others
 
-    def __init__(self, memory: Memory, offsets: dict[str, int]) -> None:
-        self._memory, self._at = memory, _UNSAID | offsets
-        self._codes: dict[int, tuple[str, str, LineTable]] = {}
+
+class FunctionReader:
+    """Reader of the functions of one process. It keeps where threads have their state, and what code objects say, and
+    checks both when it uses them again. `offsets`: members of `struct offcpu_python`."""
+
+    def __init__(self, pid: int, offsets: dict[str, int]) -> None:
+        self._path, self._at = f"/proc/{pid}/mem", _UNSAID | offsets
+        self._threads = dict[int, int]()
+        self._codes = dict[tuple[int, bytes], tuple[str, str, LineTable]]()
 
     def functions(self, own_id: int) -> Functions:
-        """Return the functions of a thread, [] if it runs none. `own_id`: its id in its own PID namespace. Raises
-        UnreadableError."""
-        at, word = self._at, self._memory.number
-        frame, places, firsts = self._frame_of(own_id), list[tuple[str, str, int]](), list[int]()
+        """Return the functions of a thread that stands still, [] if it runs none. `own_id`: its id in its own PID
+        namespace. Raises OSError, UnreadableError."""
+        with open(self._path, "rb", buffering=0) as file:  # direct: a file of /proc
+            return self.functions_in(Memory(file.fileno(), time.process_time() + _MOST_THREAD_S), own_id)
+
+    def functions_in(self, memory: Memory, own_id: int) -> Functions:
+        """Return what `functions` returns, of an open memory."""
+        at, places, firsts = self._at, list[tuple[str, str, int]](), list[int]()
+        if not at["version"] or len(self._codes) > _MOST_CODES:  # before 3.12 they cannot be told from later ones
+            self._codes.clear()
+        frame = self._frame_of(memory, own_id)
         for _ in range(_MOST_FRAMES):
             if not frame:
                 break
-            mark = word(frame + at["entry"], 1)
-            if mark >= at["least_shim"]:
+            view = memory.read(frame, at["frame_size"])
+            code, index, frame = (_word(view, at[member]) for member in ("code", "instruction", "previous"))
+            if (mark := view[at["entry"]]) >= at["least_shim"]:
                 firsts[-1:] = [1] if firsts else []
-            else:
-                code = word(frame + at["code"]) & ~at["tag"]
-                index = word(frame + at["instruction"]) & at["index_mask"]
-                index -= code + at["instructions"] if at["relative"] else 0
-                places.append(self._place(code, index >> at["unit_shift"]))
-                firsts.append(at["entry_each"] | (mark & at["entry_marked"]))
-            frame = word(frame + at["previous"])
-        calls = sum(firsts)
-        numbers = [calls - sum(firsts[:row]) for row in range(len(firsts))]
-        return [(*place, number) for place, number in zip(places, numbers, strict=True)]
+                continue
+            code &= ~at["tag"]
+            index = (index & at["index_mask"]) - (code + at["instructions"] if at["relative"] else 0)
+            name, file, table = self._code(memory, code)
+            places.append((name, file, min(max(table.line_of(index >> at["unit_shift"]), 0), _MOST_LINE)))
+            firsts.append(at["entry_each"] | (mark & at["entry_marked"]))
+        calls = list(accumulate(reversed(firsts)))
+        return [(*place, call) for place, call in zip(places, reversed(calls), strict=True)]
 
-    def _frame_of(self, own_id: int) -> int:
+    def _frame_of(self, memory: Memory, own_id: int) -> int:
         """Return the address of the frame that a thread runs, 0 if it runs none."""
-        at, word, left = self._at, self._memory.number, _MOST_THREADS
+        at, word, left = self._at, memory.number, _MOST_THREADS
         if at["minor"] < _FIRST_WITH_ID:
             raise UnreadableError
+        with suppress(UnreadableError):
+            if (kept := self._threads.pop(own_id, 0)) and (frame := self._frame_at(memory, kept, own_id)):
+                return frame
         interpreter = word(at["interpreters"])
         while interpreter and left > 0:
             thread = word(interpreter + at["threads"])
             while thread and left > 0:
                 left -= 1
-                if word(thread + at["thread_id"] + 8) == own_id:  # native_thread_id
-                    frame = word(thread + at["thread_frame"])
-                    frame = frame if at["direct"] or not frame else word(frame + at["c_frame"])
-                    if frame:
-                        return frame
+                if frame := self._frame_at(memory, thread, own_id):
+                    return frame
                 thread = word(thread + at["next_thread"])
             left -= 1
             interpreter = word(interpreter + at["next_interpreter"])
         return 0
 
-    def _place(self, code: int, index: int) -> tuple[str, str, int]:
-        """Return (name, file, line) of an instruction of a code object."""
-        if code not in self._codes:
-            self._codes[code] = self._describe(code + self._at["code_begin"])
-        name, file, table = self._codes[code]
-        return name, file, min(max(table.line_of(index), 0), _MOST_LINE)
+    def _frame_at(self, memory: Memory, thread: int, own_id: int) -> int:
+        """Return the frame in a state of a thread, 0 if there is none or it is another thread's."""
+        at = self._at
+        if memory.number(thread + at["thread_id"] + 8) != own_id:  # native_thread_id
+            return 0
+        self._threads[own_id] = thread
+        frame = memory.number(thread + at["thread_frame"])
+        return frame if at["direct"] or not frame else memory.number(frame + at["c_frame"])
 
-    def _describe(self, begin: int) -> tuple[str, str, LineTable]:
-        at, number = self._at, self._memory.number
-        places = [number(begin + at[member]) for member in ("name", "file")]
-        name, file = (self._memory.text(place, at["compact"], at["ascii_less"], _MOST_NAME) for place in places)
-        lines = number(begin + at["lines"])
-        table = self._memory.read(lines + _BYTES, min(number(lines + _BYTES_SIZE), _MOST_LINES))
-        first_line = number(begin + at["first_line"], 4)
-        return _CONTROL.sub("?", name), _CONTROL.sub("?", file), LineTable(table, first_line, at["minor"])
+    def _code(self, memory: Memory, code: int) -> tuple[str, str, LineTable]:
+        """Return (name, file, lines) of a code object."""
+        at = self._at
+        head = memory.read(code + at["code_begin"], _CODE_BYTES)
+        if (code, head) not in self._codes:
+            name, file = (
+                memory.text(_word(head, at[member]), at["compact"], at["ascii_less"], _MOST_NAME)
+                for member in ("name", "file")
+            )
+            lines = _word(head, at["lines"])
+            table = memory.read(lines + _BYTES, min(memory.number(lines + _BYTES_SIZE), _MOST_LINES))
+            line_table = _line_table(table, _word(head, at["first_line"]) & 0xFFFFFFFF, at["minor"])
+            self._codes[code, head] = _CONTROL.sub("?", name), _CONTROL.sub("?", file), line_table
+        return self._codes[code, head]
+
+
+def _word(view: bytes, offset: int) -> int:
+    return int.from_bytes(view[offset : offset + 8], "little")
 
 
 def functions_payload(pid: int, tid: int, switch_out_ns: int, functions: Functions) -> bytes:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from perf_offcpu import losses
 from perf_offcpu.abi.offcpu import SYSCALL_NONE, SYSCALL_UNKNOWN, UNKNOWN_U32, ObjectLost
 from perf_offcpu.abi.task_state import TaskState
-from perf_offcpu.collect.python.functions import Functions, read_functions
-from perf_offcpu.collect.python.memory import UnreadableError
+from perf_offcpu.collect.python.functions import FunctionReader, Functions
+from perf_offcpu.collect.python.memory import UnreadableError, switches_of
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.unprivileged.objects import CallObjects, WaitObject
 from perf_offcpu.files import read_kernel_if_any
@@ -75,6 +75,8 @@ class Reader:
         self, copy_bytes: int, objects: CallObjects, pythons: Mapping[int, dict[str, int]], lost: Losses
     ) -> None:
         self._copy_bytes, self._objects, self._pythons, self._lost = copy_bytes, objects, pythons, lost
+        self._readers = dict[int, tuple[FunctionReader, dict[str, int]]]()
+        self._own_ids = dict[int, int]()
         self.looks: defaultdict[int, deque[Look]] = defaultdict(deque)
         self.disturbed, self._spent_s, self._least_ns = 0, 0.0, LEAST_NS
         self._begin_s = time.monotonic()
@@ -133,7 +135,14 @@ class Reader:
 
     def _functions(self, sleeper: Sleeper) -> Functions:
         try:
-            return read_functions(sleeper.pid, sleeper.tid, self._pythons[sleeper.pid])[1]
+            offsets = self._pythons[sleeper.pid]
+            reader, known = self._readers.get(sleeper.pid, (None, None))
+            if reader is None or known is not offsets:  # the process has executed another program
+                reader = FunctionReader(sleeper.pid, offsets)
+                self._readers[sleeper.pid] = reader, offsets
+            if sleeper.tid not in self._own_ids:
+                self._own_ids[sleeper.tid] = switches_of(sleeper.pid, sleeper.tid)[1]
+            return reader.functions(self._own_ids[sleeper.tid])
         except (OSError, UnreadableError):
             self._lost.add(losses.PYTHON_UNREADABLE)
             return []

@@ -68,7 +68,7 @@ def test_damaged_memory_ends_the_reading_and_is_bounded(pid: int, monkeypatch: p
     offsets, chance, results = offsets_of(pid), random.Random(7), set[int]()
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as file:
         sound = Memory(file.fileno(), float("inf"))
-        expected: Functions = FunctionReader(sound, offsets).functions(pid)
+        expected: Functions = FunctionReader(pid, offsets).functions_in(sound, pid)
         pages = {number: os.pread(file.fileno(), 4096, number * 4096) for number in sound.used}
     for _ in range(1500):
         memory = Memory(-1, float("inf"))
@@ -78,7 +78,7 @@ def test_damaged_memory_ends_the_reading_and_is_bounded(pid: int, monkeypatch: p
         content[place : place + 8] = chance.choice(words).to_bytes(8, "little")
         memory._pages = pages | {number: bytes(content)}
         try:
-            found = FunctionReader(memory, offsets).functions(pid)
+            found = FunctionReader(pid, offsets).functions_in(memory, pid)
         except UnreadableError:
             results.add(-1)
         else:
