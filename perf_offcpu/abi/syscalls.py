@@ -18,15 +18,14 @@ Source: arch/x86/entry/syscalls/syscall_64.tbl and syscall_32.tbl, scripts/sysca
 arch/arm/tools/syscall.tbl, arch/s390/kernel/syscalls/syscall.tbl, arch/powerpc/kernel/syscalls/syscall.tbl; up to
 Linux 6.18; for 470 and 471: Linux 7.2 (linux-libc-dev 7.2.13: asm/unistd_64.h and unistd_32.h of x86, arm64, riscv,
 powerpc, s390).
-
-Meanings of arguments (`call_numbers`) have the names of `enum offcpu_call_kind` and `enum offcpu_timeout` in
-bpf/off_cpu.h, in lower case and without their prefixes. Sources: man pages of section 2.
 """
 
 import functools
 import os
 import re
 from collections.abc import Mapping
+
+from perf_offcpu.tables import read_table
 
 X32_BIT = 1 << 30  # arch/x86/include/uapi/asm/unistd.h: __X32_SYSCALL_BIT
 _TABLES = {
@@ -104,38 +103,11 @@ def _numbered(text: str) -> dict[int, str]:
 
 SYSCALL_NUMBERS = 512  # entries of the BPF map of `call_numbers`; the numbers of x32 are larger
 
-_DESCRIPTOR = """
-read write pread64 pwrite64 readv writev preadv pwritev preadv2 pwritev2 recvfrom recvmsg recvmmsg sendto
-sendmsg sendmmsg connect accept accept4 shutdown fsync fdatasync flock ftruncate fallocate fadvise64 readahead
-getdents getdents64 ioctl fcntl lseek fstat newfstat fchmod fchown syncfs sync_file_range splice tee vmsplice
-copy_file_range io_uring_enter mq_timedsend mq_timedreceive fsetxattr fgetxattr
-""".split()
-_PATH = "open stat lstat truncate mkdir rmdir unlink rename creat chmod execve".split()
-_PATH_AT = "openat openat2 newfstatat statx mkdirat unlinkat renameat renameat2 execveat".split()
-
 CALLS: Mapping[str, tuple[str, str]] = {
-    **dict.fromkeys(_DESCRIPTOR, ("descriptor", "none")),
-    **dict.fromkeys(_PATH, ("path", "none")),
-    **dict.fromkeys(_PATH_AT, ("path_at", "none")),
-    "sendfile": ("send_file", "none"),
-    "poll": ("poll", "ms_2"),
-    "ppoll": ("poll", "spec_2"),
-    "select": ("select", "none"),
-    "pselect6": ("select", "none"),
-    "epoll_wait": ("epoll", "ms_3"),
-    "epoll_pwait": ("epoll", "ms_3"),
-    "epoll_pwait2": ("epoll", "spec_3"),
-    "futex": ("futex", "futex"),
-    "futex_waitv": ("futexes", "none"),
-    "wait4": ("child", "none"),
-    "waitid": ("child_id", "none"),
-    **dict.fromkeys(("clone", "clone3", "vfork"), ("fork", "none")),
-    "semop": ("semaphores", "none"),
-    "semtimedop": ("semaphores", "none"),
-    "msgsnd": ("messages", "none"),
-    "msgrcv": ("messages", "none"),
-    "nanosleep": ("none", "spec_0"),
-    "clock_nanosleep": ("none", "clock"),
+    name: (kind, limit)
+    for kind, calls in read_table(__file__)
+    for limit, names in calls.items()
+    for name in names.split()
 }
 """System call → (what its arguments name: offcpu_call_kind, which argument is its time limit: offcpu_timeout)."""
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Count numbers of the agent and write them in the text format that Prometheus reads.
 
-All metrics are declared in one table. No metric holds names of files, servers or programs.
+All metrics are declared in metrics.toml.
 
 Source: Prometheus, "Exposition formats", text format 0.0.4.
 """
@@ -10,54 +10,26 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
+from perf_offcpu.tables import read_table
+
 PREFIX: Final = "perf_offcpu_agent_"
 
 
 class Metric(NamedTuple):
-    """Declares a metric: name, kind, meaning, and the name of its label, "" for none."""
+    """Describes a metric: name, meaning, and the name of its label, "" for none."""
 
     name: str
-    kind: str
     help: str
     label: str = ""
 
+    @property
+    def kind(self) -> str:
+        """Return the type of the metric in the text format."""
+        return "counter" if self.name.endswith("_total") else "gauge"
+
 
 METRICS: Final = {
-    metric.name: metric
-    for metric in (
-        Metric("recorded_seconds_total", "counter", "time in segments that were delivered"),
-        Metric("gap_seconds_total", "counter", "time that was not recorded, by cause", "cause"),
-        Metric("segments_total", "counter", "segments delivered"),
-        Metric("segments_lost_total", "counter", "segments that were recorded and not delivered", "cause"),
-        Metric("samples_total", "counter", "samples in delivered segments"),
-        Metric("losses_total", "counter", "what segments lack, by cause (losses.md)", "cause"),
-        Metric("clock_steps_total", "counter", "steps of the wall clock between two segments"),
-        Metric("dataset_bytes_total", "counter", "bytes written to the dataset"),
-        Metric("dataset_failures_total", "counter", "attempts to write a segment that failed"),
-        Metric("compacted_files_total", "counter", "files of the dataset that were merged into others"),
-        Metric("expired_hours_total", "counter", "hours of the dataset that --keep removed"),
-        Metric("upkeep_failures_total", "counter", "attempts to merge or remove files that failed"),
-        Metric("container_names_failures_total", "counter", "attempts to ask for names of containers that failed"),
-        Metric("pushed_total", "counter", "messages that a server took", "server"),
-        Metric("pushed_bytes_total", "counter", "bytes of these messages", "server"),
-        Metric("push_retries_total", "counter", "attempts to push that failed and are repeated", "server"),
-        Metric("push_lost_total", "counter", "messages that no server got, by cause", "cause"),
-        Metric("recorder_starts_total", "counter", "starts of the recorder"),
-        Metric("recorder_failures_total", "counter", "recorders that ended without being asked to"),
-        Metric("budget_pauses_total", "counter", "times that recording paused to keep --max-cpu"),
-        Metric("recorded_part", "gauge", "part of each minute that is recorded, to keep --max-cpu"),
-        Metric("budget_raises_total", "counter", "times that the sampling period was raised"),
-        Metric("reloads_total", "counter", "configurations read again, by result", "result"),
-        Metric("cpu_seconds_total", "counter", "CPU time taken, by part", "part"),
-        Metric("cpu_share", "gauge", "CPU time of the last ten minutes as a part of one CPU"),
-        Metric("cpu_share_limit", "gauge", "--max-cpu as a part of one CPU"),
-        Metric("period_seconds", "gauge", "off-CPU time that one sample stands for now"),
-        Metric("recording", "gauge", "1 while the recorder records"),
-        Metric("spool_bytes", "gauge", "bytes in the spool"),
-        Metric("spool_files", "gauge", "files in the spool"),
-        Metric("last_segment_timestamp_seconds", "gauge", "end of the last delivered segment, UTC"),
-        Metric("resident_bytes", "gauge", "memory of agent and recorder", "part"),
-    )
+    name: Metric(name, *text.split(" | ")) for name, text in dict(read_table(__file__))["metrics"].items()
 }
 
 

@@ -19,36 +19,9 @@ from perf_offcpu.errors import UsageError
 from perf_offcpu.model.columns import Bool
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SUM_FLAGS
+from perf_offcpu.tables import read_table
 
-COLUMNS = {
-    "time_ns": "time of the sample, for a wait its end; ns of the recording's clock",
-    "event": "name of the event",
-    "period": "weight: ns of off-cpu time, or what the event counts",
-    "comm": "name of the thread",
-    "pid": "process (tgid)",
-    "tid": "thread",
-    "cpu": "CPU; for a wait the one on which the thread went on",
-    "offcpu": "whether it is a wait, or a sum of waits",
-    "sum": "whether it is a sum of waits",
-    "count": "number of waits",
-    "longest_ns": "the longest of them",
-    "switch_out_ns": "begin of the (first) wait",
-    "wakeup_ns": "when the thread was woken",
-    "runq_ns": "part of the period between wake-up and running",
-    "state": "task state while waiting, a letter as in ps",
-    "wait_class": "what was waited for (Documentation/wait-classes.md)",
-    "syscall": "system call waited in",
-    "object": "what exactly was waited for (Documentation/wait-objects.md)",
-    "object_kind": "file, socket, pipe, futex, …",
-    "network": "of a connection: why the wait took so long (Documentation/wait-objects.md)",
-    "holder_tid": "thread that held the lock when the wait began; if still blocked, at the end",
-    "asked_ns": "time after which the system call was to end by itself",
-    "waker_pid": "process of the thread that woke it",
-    "waker_tid": "thread that woke it",
-    "waker_comm": "its name",
-    "cgroup": "path of the cgroup, its id where the path is not known",
-    "stack": "functions, root first, separated by semicolons",
-}
+COLUMNS = dict(read_table(__file__))["columns"]
 """Name → meaning of the columns, in order."""
 
 _NUMBERS = "pid tid cpu time_ns switch_out_ns wakeup_ns runq_ns longest_ns asked_ns waker_pid waker_tid".split()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Name stacks and frames by hashes of their content, the same on all hosts and in all processes.
 
-    frame_id   blake2b, 8 bytes, of the columns of `schema.FRAMES` after it, as UTF-8 texts joined by NUL
+    frame_id   blake2b, 8 bytes, of the columns of the table `frames` after it, as UTF-8 texts joined by NUL
                (numbers in decimal, truth values as 0 or 1; no text holds a NUL)
     stack_id   blake2b, 8 bytes, of its frame ids, leaf first, 8 bytes each, little endian
 
@@ -18,7 +18,7 @@ import numpy as np
 from perf_offcpu.analysis.group import group
 from perf_offcpu.binary.gather import offsets_of
 from perf_offcpu.callpaths.keys import Texts, merged, named
-from perf_offcpu.dataset.schema import FRAMES
+from perf_offcpu.dataset.schema import TABLES
 from perf_offcpu.model.columns import I64, Bool, distinct
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.stacks import paths_of_nodes
@@ -41,10 +41,10 @@ class Content:
     stack_ids: I64  # int64[s], ascending
     offsets: I64  # int64[s + 1], where the frames of each stack begin in frame_ids
     frame_ids: I64  # ids of the frames of all stacks, each stack leaf first
-    frames: dict[str, Any]  # columns of schema.FRAMES, ascending by id
+    frames: dict[str, Any]  # columns of the table, ascending by id
 
     def of_stacks(self, ids: I64) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the columns of STACKS and FRAMES for the stacks with `ids`, in any order; 0 (no stack) adds no row."""
+        """Return the columns of `stacks` and of `frames` for the stacks `ids`, in any order; 0 (no stack) adds none."""
         import pyarrow as pa
 
         ids = distinct(ids)
@@ -90,7 +90,7 @@ def content_of(profile: Profile) -> Content:
 
 
 def _frames(profile: Profile, rows: I64) -> tuple[I64, dict[str, Any]]:
-    """Return the id of each frame (int64[frames], 0 for frames not in `rows`), and the columns of FRAMES."""
+    """Return the id of each frame (int64[frames], 0 for frames not in `rows`), and the columns of table `frames`."""
     frames = profile.frames.take(rows)
     dsos, of_dso = np.unique(frames.dso, return_inverse=True)
     build_ids = merged([profile.build_id(dso) for dso in dsos.tolist()], of_dso.astype(np.int64))
@@ -121,6 +121,6 @@ def _ids(columns: dict[str, Any]) -> list[int]:
         [values.texts[code] for code in values.codes.tolist()]
         if isinstance(values := columns[column.name], Texts)
         else [str(int(value)) for value in values.tolist()]
-        for column in FRAMES[1:]
+        for column in TABLES["frames"][1:]
     ]
     return [content_id("\0".join(row).encode()) for row in zip(*texts, strict=True)]

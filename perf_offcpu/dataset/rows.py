@@ -12,7 +12,7 @@ from perf_offcpu.analysis.classes.classify import classify, of_idle_threads
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.callpaths.keys import Texts, merged, named, sample_texts
 from perf_offcpu.dataset.content import Content, taken
-from perf_offcpu.dataset.schema import BUDGETS
+from perf_offcpu.dataset.schema import TABLES
 from perf_offcpu.errors import UsageError
 from perf_offcpu.losses import by_text
 from perf_offcpu.model.columns import I64
@@ -169,7 +169,7 @@ def _where_known(texts: list[str], codes: I64) -> Texts:
 
 
 def budget_columns(profile: Profile, host: Host, span: Span) -> dict[str, Any]:
-    """Return the columns of BUDGETS: the times that the recorder counted; no rows if it did not."""
+    """Return the columns of the table `budgets`: the times that the recorder counted; no rows if it did not."""
     budget, comms = profile.budget, profile.comms
     comm_row = rows_at(comms.tid, comms.begin_ns, budget.tid, budget.end_ns)
     columns: dict[str, Any] = {
@@ -178,7 +178,9 @@ def budget_columns(profile: Profile, host: Host, span: Span) -> dict[str, Any]:
         "comm": named(np.append(comms.comm, 0)[comm_row], profile.strings),
         **_host_columns(host, len(budget)),
     }
-    return columns | {column.name: getattr(budget, column.name) for column in BUDGETS if column.name not in columns}
+    return columns | {
+        column.name: getattr(budget, column.name) for column in TABLES["budgets"] if column.name not in columns
+    }
 
 
 def loss_columns(profile: Profile, host: Host, span: Span) -> dict[str, Any]:
