@@ -45,6 +45,16 @@ def kernel(symbol: str, dso: str = "[kernel.kallsyms]") -> Code:
     return Code(symbol, dso, kernel=True)
 
 
+def stack(text: str) -> Stack:
+    """Return the frames of `root;…;leaf`: SYMBOL, SYMBOL_[k] of the kernel, or DSO!SYMBOL."""
+    return [_code(word) for word in text.split(";")] if text else []
+
+
+def _code(word: str) -> Code:
+    dso, _, symbol = word.rpartition("!")
+    return kernel(word.removesuffix("_[k]")) if word.endswith("_[k]") else Code(symbol, dso)
+
+
 @dataclass
 class ProfileBuilder:
     """Collects samples, then builds a checked Profile. `events` are names in order, with their units, `meta` fields of

@@ -12,7 +12,7 @@ from vm import boot, boots, host, kernels, machines, roots, selection, table
 
 DESCRIPTION = """\
 Run tests of tests/kernel on Debian's kernels, under qemu's software emulation: those that a kernel may change
-the answer of (tests/vm/selection.py), or all. Needs root, and about 2 GB in the cache for each of bookworm,
+the answer of (tests/vm/selection.txt), or all. Needs root, and about 2 GB in the cache for each of bookworm,
 trixie and sid, in whose roots the kernels of their time run."""
 EPILOG = f"""\
   scripts/vmtest                              {", ".join(kernels.DEFAULT)}: what may differ
@@ -103,7 +103,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that qemu ends, too
     options, tests = _arguments()
     if options.list:
-        print(selection.text(), end="")
+        print(selection.LIST, end="")
         return 0
     if options.kept:
         print(_table([kernels.find(name)[1] for name in kernels.each_of(options.kernels)], bool(tests)))

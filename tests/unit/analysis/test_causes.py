@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The function that a wait is named by: the innermost one of the program; runs of an interpreter's are one frame."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
-from builders.profile import Code, ProfileBuilder, Stack, functions_of, kernel
+from builders.examples import examples
+from builders.profile import Code, ProfileBuilder, Stack, functions_of, kernel, stack
 
 from perf_offcpu.abi.syscalls import syscall_names
 from perf_offcpu.analysis.causes import FUNCTIONS, causes_of
@@ -13,16 +16,11 @@ from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 
 FUTEX = [kernel("do_syscall_64"), kernel("futex_wait")]
-EPOLL = [kernel("do_syscall_64"), kernel("ep_poll")]
 NUMBERS = {name: number for number, name in syscall_names("x86_64").items()}
 
 
 def libc(name: str) -> Code:
     return Code(name, "/usr/lib/x86_64-linux-gnu/libc.so.6")
-
-
-def python(name: str) -> Code:
-    return Code(name, "/usr/bin/python3.11")
 
 
 def causes(builder: ProfileBuilder) -> list[str]:
@@ -38,42 +36,9 @@ def named(path: list[str | Code], syscall: str = "") -> str:
     return name
 
 
-@pytest.mark.parametrize(("path", "function"), [
-    ([libc("start_thread"), "work", "take", libc("pthread_mutex_lock@@GLIBC_2.2.5"), *FUTEX], "take"),
-    # linked into the program
-    (["_start", "__libc_start_main", "main", "pause_here", "__clock_nanosleep", "nanosleep"], "pause_here"),
-    (["main", "std::this_thread::sleep_for<long>", libc("clock_nanosleep")], "main"),
-    (["main", "ns::Pool::get(std::function<void (int)>, int)", libc("sem_wait"), *FUTEX], "ns::Pool::get"),
-    (["(anonymous namespace)::run(int)", *FUTEX], "(anonymous namespace)::run"),
-    (["main.main", "sync.(*Mutex).Lock", "runtime.semasleep", "runtime.futex.abi0", *FUTEX], "main.main"),
-    # frames of a rule do not count, nor what leads to them
-    (
-        ["exec", "XactLockTableWait", "LockAcquire", "LockAcquireExtended", "WaitOnLock", "ProcSleep"]
-        + ["WaitLatch", "WaitEventSetWait", libc("epoll_wait"), *EPOLL],
-        "XactLockTableWait",
-    ),
-    # the loop of a program has no caller to blame
-    (["PostgresMain", "ReadCommand", "SocketBackend", "secure_read", *EPOLL], "ReadCommand"),
-    (["main.produce", "runtime.mcall", "runtime.findRunnable", *FUTEX], "runtime.findRunnable"),
-    # Python's functions where they are known; else the rule's own
-    (
-        [
-            python("_PyEval_EvalFrameDefault"),
-            Code("py::handle:/srv/app.py", "/tmp/perf-7.map"),
-            python("take_gil"),
-            *FUTEX,
-        ],
-        "py::handle:/srv/app.py",
-    ),
-    ([python("Py_BytesMain"), python("PyEval_EvalCode"), python("take_gil"), *FUTEX], "take_gil"),
-    # no name: the file
-    ([libc("start_thread"), Code("", "/srv/waiter"), libc("clock_nanosleep")], "[waiter]"),
-    (["main", Code("", "/srv/waiter"), libc("clock_nanosleep")], "main"),
-    ([kernel("kthread"), kernel("worker_thread")], ""),
-    ([], ""),
-])  # fmt: skip
-def test_the_innermost_function_of_the_program(path: list[str | Code], function: str) -> None:
-    assert named(path) == function
+@pytest.mark.parametrize(("function", "frames"), examples(Path(__file__).with_name("stacks.txt"), "causes"))
+def test_the_innermost_function_of_the_program(function: str, frames: str) -> None:
+    assert named([*stack(frames)]) == function
 
 
 def test_waits_for_a_cpu_have_no_function() -> None:

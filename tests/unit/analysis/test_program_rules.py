@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from builders.profile import Code, ProfileBuilder, classes_of, kernel
+from builders.examples import examples
+from builders.profile import Code, ProfileBuilder, classes_of, kernel, stack
 
 from perf_offcpu import losses
 from perf_offcpu.analysis.classes import rules_file
@@ -22,17 +23,10 @@ from perf_offcpu.errors import UsageError
 from perf_offcpu.model.profile import Profile, ProgramRule
 from perf_offcpu.text import SYMBOL_SUFFIX
 
+STACKS = Path(__file__).with_name("stacks.txt")
 S, D = 1, 2
 EPOLL = (kernel("__x64_sys_epoll_wait"), kernel("ep_poll"))
 FUTEX = (kernel("__x64_sys_futex"), kernel("futex_wait"))
-STRIPPED = Code("", "/usr/bin/python3.11")
-"""A function of an interpreter without symbols."""
-QUEUE = Code("", "/usr/lib/python3.11/lib-dynload/_queue.cpython-311-x86_64-linux-gnu.so")
-LAUNCHER = Code("", "/usr/lib/jvm/lib/libjli.so")
-RECLAIM = kernel("reclaim_throttle")
-FROZEN = (kernel("ksys_write"), kernel("vfs_write"), kernel("percpu_rwsem_wait"))
-COND = ("pthread_cond_wait@@GLIBC_2.3.2", *FUTEX)
-SEM = ("sem_wait@@GLIBC_2.34", *FUTEX)
 
 
 def profile_of(*path: str | Code, state: int = S, comm: str = "a", syscall: int = -2) -> Profile:
@@ -45,59 +39,9 @@ def judged(profile: Profile) -> tuple[str, bool]:
     return WaitClass(int(waits.wait_class[0])).label, idle
 
 
-@pytest.mark.parametrize(("path", "wait_class", "idle"), [
-    (("PostgresMain", "XactLockTableWait", "ProcSleep", "WaitLatch", *EPOLL), "lock", False),
-    (("PostgresMain", "LWLockAcquire", "PGSemaphoreLock", *SEM), "lock", False),
-    (("PostgresMain", "ReadCommand", "SocketBackend", "secure_read", *EPOLL), "network", True),
-    (("PostgresMain", "DoCopy", "pq_getbyte", "secure_read", *EPOLL), "network", False),
-    (("CheckpointerMain", "CheckpointWriteDelay", "WaitLatch", *EPOLL), "sleep", False),
-    (("CheckpointerMain", "WaitLatch", *EPOLL), "poll", True),
-    (("JavaThread::run()", "ObjectMonitor::enter(JavaThread*)", *COND), "lock", False),
-    (("JavaThread::run()", "ObjectMonitor::wait(long, bool, JavaThread*)", *COND), "lock", True),
-    (("JVM_Sleep", "JavaThread::sleep(JavaThread*, long)", "Park::park", *COND), "sleep", False),
-    (("java.lang.Thread.join(long)", "JVM_MonitorWait", "ObjectMonitor::wait", *COND), "child", False),
-    (("take", "java.util.concurrent.locks.ReentrantLock.lock()", "Unsafe_Park", *COND), "lock", False),
-    (("java.util.concurrent.locks.AbstractQueuedSynchronizer$ConditionObject.await()", "Unsafe_Park", *COND),
-     "lock", True),
-    (("void java.util.concurrent.ForkJoinPool.runWorker(X)", "void jdk.internal.misc.Unsafe.park(int)", *COND),
-     "lock", True),
-    (("void java.util.concurrent.ForkJoinPool.runWorker(X)", "void java.util.concurrent.locks.ReentrantLock.lock()",
-      "void jdk.internal.misc.Unsafe.park(boolean, long)", *COND), "lock", False),
-    (("_PyEval_EvalFrameDefault", "PyEval_RestoreThread", "take_gil", *COND), "lock", False),
-    (("lock_acquire", "PyThread_acquire_lock_timed", "sem_clockwait", *FUTEX), "lock", False),
-    (("Queue.get (queue.py)", "Condition.wait (threading.py)", "PyThread_acquire_lock_timed", *SEM), "lock", True),
-    (("Queue.put (queue.py)", "Condition.wait (threading.py)", "PyThread_acquire_lock_timed", *SEM), "lock", False),
-    (("QueuePool._do_get (impl.py)", "Queue.get (queue.py)", "lock_acquire", *SEM), "lock", False),
-    (("Future.result (_base.py)", "Condition.wait (threading.py)", "lock_acquire", *SEM), "lock", False),
-    (("ApplyResult.get (pool.py)", "Event.wait (threading.py)", "Condition.wait (threading.py)", *SEM), "lock", False),
-    (("Thread.join (threading.py)", "lock_acquire", *SEM), "lock", False),
-    (("Semaphore.acquire (threading.py)", "Condition.wait (threading.py)", *SEM), "lock", False),
-    (("Event.wait (threading.py)", "Condition.wait (threading.py)", "lock_acquire", *SEM), "lock", False),
-    (("take (app.py)", "lock_acquire", "PyThread_acquire_lock_timed", *SEM), "lock", False),
-    (("runtime.findRunnable", "runtime.stopm", "runtime.futex.abi0", *FUTEX), "poll", True),
-    (("runtime.findRunnable", "runtime.lock2", "runtime.futexsleep", *FUTEX), "lock", False),
-    (("runtime.sysmon", "runtime.usleep.abi0", kernel("hrtimer_nanosleep")), "poll", True),
-    (("main", "ngx_worker_process_cycle", "ngx_epoll_process_events", *EPOLL), "poll", True),
-    (("main", "aeMain", "aeApiPoll", *EPOLL), "poll", True),
-    (("main", "bioDrainWorker", *COND), "lock", False),
-    (("f", "pthread_cond_wait", "__pthread_mutex_cond_lock", "__lll_lock_wait", *FUTEX), "lock", False),
-    (("main", "__pthread_clockjoin_ex", "__futex_abstimed_wait_common64", *FUTEX), "child", False),
-    ((LAUNCHER, "__pthread_clockjoin_ex", "__futex_abstimed_wait_common64", *FUTEX), "lock", True),
-    (("main", "__pthread_rwlock_rdlock_full64", "__futex_abstimed_wait_common64", *FUTEX), "lock", False),
-    (("main", "__new_sem_wait_slow64.constprop.0", "__futex_abstimed_wait", *FUTEX), "lock", True),
-    (("eval", STRIPPED, *COND), "lock", False),
-    (("eval", STRIPPED, "native_pool", *COND), "lock", True),
-    ((STRIPPED, QUEUE, "PyThread_acquire_lock_timed", *SEM), "lock", True),
-    ((STRIPPED, QUEUE, STRIPPED, *COND), "lock", False),
-    (("main", "ngx_process_events_and_timers", Code("", "/usr/sbin/nginx"), *EPOLL), "poll", True),
-    (("new_job", "jobserver_acquire", "pselect", kernel("do_select")), "child", False),
-    (("main", "__GI___libc_write", *FROZEN), "disk", False),
-    (("f", kernel("handle_mm_fault"), kernel("try_to_free_mem_cgroup_pages"), RECLAIM), "fault", False),
-    (("f", kernel("ksys_write"), kernel("try_to_free_pages"), RECLAIM), "other", False),
-    (("main", kernel("cgroup_procs_write"), kernel("percpu_rwsem_wait")), "lock", False),
-], ids=lambda value: value[-3] if isinstance(value, tuple) else None)  # fmt: skip
-def test_functions_of_programs_name_the_wait(path: tuple[str | Code, ...], wait_class: str, idle: bool) -> None:
-    assert judged(profile_of(*path)) == (wait_class, idle)
+@pytest.mark.parametrize(("wait_class", "idle", "frames"), examples(STACKS, "programs"))
+def test_functions_of_programs_name_the_wait(wait_class: str, idle: str, frames: str) -> None:
+    assert judged(profile_of(*stack(frames))) == (wait_class, idle == "idle")
 
 
 def test_conditions_on_callers_are_those_of_the_rule_alone() -> None:

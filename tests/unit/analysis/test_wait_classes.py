@@ -5,8 +5,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from builders.profile import Code, ProfileBuilder, classes_of, kernel
+from builders.examples import examples
+from builders.profile import Code, ProfileBuilder, classes_of, kernel, stack
 
+from perf_offcpu.abi.syscalls import syscall_number
 from perf_offcpu.analysis.classes.classify import classify
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import SampleFlag
@@ -15,7 +17,8 @@ from perf_offcpu.symbolize.symbolizer import symbolize
 
 TESTS = Path(__file__).resolve().parents[2]
 DATA = TESTS / "data"
-READ, FSYNC, FUTEX, POLL, RECV, FSTAT = 0, 74, 202, 7, 45, 5
+STACKS = Path(__file__).with_name("stacks.txt")
+FUTEX = 202
 NONE, UNKNOWN = -1, -2
 S, D, I = 1, 2, 0x402  # noqa: E741
 
@@ -33,60 +36,18 @@ def in_kernel(*functions: str) -> list[str | Code]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("functions", "label"), [
-    (["__x64_sys_futex", "do_futex", "futex_wait", "__futex_wait", "futex_do_wait"], "lock"),
-    (["__x64_sys_futex", "do_futex", "futex_wait", "futex_wait_queue_me", "schedule"], "lock"),
-    (["ksys_read", "vfs_read", "anon_pipe_read"], "pipe"), (["ksys_read", "vfs_read", "pipe_read", "schedule"], "pipe"),
-    (["ksys_read", "vfs_read", "sock_read_iter", "unix_stream_recvmsg", "schedule_timeout"], "pipe"),
-    (["__x64_sys_recvfrom", "inet_recvmsg", "tcp_recvmsg", "sk_wait_data"], "network"),
-    (["__x64_sys_accept4", "inet_accept", "inet_csk_accept.constprop.0"], "network"),
-    (["ksys_read", "vfs_read", "ext4_file_read_iter", "filemap_read", "folio_wait_bit_common"], "disk"),
-    (["__x64_sys_fsync", "ext4_sync_file", "jbd2_log_wait_commit", "schedule"], "disk"),
-    (["__x64_sys_openat", "path_openat", "down_read", "rwsem_down_read_slowpath"], "lock"),
-    (["ksys_write", "ext4_file_write_iter", "__mutex_lock.constprop.0", "schedule"], "lock"),
-    (["__x64_sys_clock_nanosleep", "common_nsleep", "hrtimer_nanosleep", "do_nanosleep"], "sleep"),
-    (["ksys_read", "timerfd_read_iter"], "sleep"),
-    (["__x64_sys_poll", "do_sys_poll", "poll_schedule_timeout.constprop.0"], "poll"),
-    (["__x64_sys_epoll_wait", "do_epoll_wait", "ep_poll", "schedule_hrtimeout_range"], "poll"),
-    (["__do_sys_io_uring_enter", "io_cqring_wait"], "poll"), (["__x64_sys_wait4", "kernel_wait4", "do_wait"], "child"),
-    (["__x64_sys_vfork", "kernel_clone", "wait_for_vfork_done", "wait_for_completion_state"], "child"),
-    (["asm_exc_page_fault", "handle_mm_fault", "filemap_fault", "folio_wait_bit_common"], "fault"),
-    (["ksys_read", "copy_page_to_iter", "asm_exc_page_fault", "do_swap_page", "io_schedule"], "fault"),
-    (["asm_exc_page_fault", "lock_mm_and_find_vma", "rwsem_down_read_slowpath"], "lock"),
-    (["exit_to_user_mode_loop", "get_signal"], "stopped"), (["get_signal", "do_exit", "exit_mm"], "other"),
-    (["ksys_read", "tty_read", "n_tty_read", "schedule_timeout"], "other"),
-    (["ret_from_fork", "kthread", "worker_thread"], "other"),
-    (["ret_from_fork", "kthread", "worker_thread", "process_one_work", "wb_workfn", "io_schedule"], "disk"),
-])  # fmt: skip
-def test_functions_of_the_kernel(functions: list[str], label: str) -> None:
-    assert class_of(in_kernel(*functions)) == label
+@pytest.mark.parametrize(("label", "functions"), examples(STACKS, "kernel"))
+def test_functions_of_the_kernel(label: str, functions: str) -> None:
+    assert class_of(in_kernel(*functions.split(";"))) == label
 
 
-@pytest.mark.parametrize(("path", "syscall", "state", "label"), [
-    ([], FUTEX, S, "lock"),
-    (["main"], FSYNC, D, "disk"),
-    (["main"], RECV, S, "network"),
-    (["main"], POLL, S, "poll"),
-    (["main"], FSTAT, D, "disk"),
-    (["main"], READ, D, "disk"),
-    (["main"], READ, S, "other"),
-    (["main"], NONE, D, "fault"),
-    ([], NONE, D, "other"),
-    (["main", kernel("exit_to_user_mode_loop")], NONE, S, "other"),
-    (["main", "pthread_cond_wait@@GLIBC_2.3.2"], UNKNOWN, S, "lock"),
-    (["main", "clock_nanosleep@GLIBC_2.2.5"], UNKNOWN, S, "sleep"),
-    (["main", "__poll"], UNKNOWN, S, "poll"),
-    (["runtime.mcall", "runtime.futexsleep", "runtime.futex.abi0"], UNKNOWN, S, "lock"),
-    (["main", "read"], UNKNOWN, D, "disk"),
-    (["main", "read"], UNKNOWN, S, "other"),
-    (["read", "a", "b", "c", "d"], UNKNOWN, D, "other"),  # the program's own `read`
-    (["main", "poll"], FUTEX, S, "lock"),  # the kernel's word counts more
-    ([], UNKNOWN, S, "other"),
-    ([], UNKNOWN, I, "other"),
-])  # fmt: skip
-def test_without_functions_of_the_kernel(path: list[str | Code], syscall: int, state: int, label: str) -> None:
-    assert class_of(path, syscall, state) == label
-    # libaio's io_destroy() waits for what was submitted (fio); no function of the kernel says for what.
+@pytest.mark.parametrize(("label", "syscall", "state", "frames"), examples(STACKS, "without kernel"))
+def test_without_functions_of_the_kernel(label: str, syscall: str, state: str, frames: str) -> None:
+    number = {"none": NONE, "?": UNKNOWN}.get(syscall) or syscall_number(syscall, "x86_64")
+    assert class_of([*stack(frames)], number, {"S": S, "D": D, "I": I}[state]) == label
+
+
+def test_libaios_io_destroy_waits_for_what_was_submitted() -> None:  # no function of the kernel says for what
     assert class_of(in_kernel("__x64_sys_io_destroy", "wait_for_completion"), syscall=207, state=D) == "disk"
 
 
