@@ -4,11 +4,13 @@
 import re
 from pathlib import Path
 
+TESTS = Path(__file__).resolve().parents[1]
 
-def examples(path: Path, section: str) -> list[tuple[str, ...]]:
-    """Return the rows of a section; an empty column stands as `-`."""
-    _, _, rest = path.read_text().partition(f"\n[{section}]\n")
+
+def examples(file: str, section: str) -> list[tuple[str, ...]]:
+    """Return the rows of a section of a file below tests/; an empty column stands as `-`."""
+    _, _, rest = (TESTS / file).read_text().partition(f"\n[{section}]\n")
     lines = rest.partition("\n\n")[0].splitlines()
     rows = [tuple("" if word == "-" else word for word in re.split("  +", line)) for line in lines if line[0] != "#"]
-    assert rows, f"{path} has no section [{section}]"
+    assert rows, f"{file} has no section [{section}]"
     return rows

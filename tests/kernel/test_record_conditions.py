@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from builders.examples import examples
 from kernel.others import NOBODY, reachable
 from kernel.recorder import PROGRAM, perf, recorder
 
@@ -33,23 +34,9 @@ def under(condition: str, directory: Path, options: str = "") -> subprocess.Comp
     )
 
 
-@pytest.mark.parametrize(("condition", "what", "remedy"), [
-    (f"setpriv {NOBODY} {{record}}", "BPF programs cannot be loaded",
-     "run as root, or with CAP_PERFMON and CAP_BPF (in a container: --cap-add PERFMON --cap-add BPF)"),
-    ("setpriv --bounding-set=-sys_admin,-perfmon {record}", "BPF programs cannot be loaded",
-     "run as root, or with CAP_PERFMON (in a container: --cap-add PERFMON)"),
-    (f"setpriv {NOBODY} --inh-caps=+perfmon --ambient-caps=+perfmon {{record}}", "BPF programs cannot be loaded",
-     "run as root, or with CAP_BPF (in a container: --cap-add BPF)"),
-    ("unshare -Ur {record}", "BPF programs cannot be loaded", "this is a user namespace"),
-    ("unshare --pid --fork {record}", "/proc does not show the processes of this pid namespace",
-     "mount -t proc proc /proc"),
-    ("unshare -m sh -c 'mount -t tmpfs none /sys/kernel/btf; PERF_OFFCPU_CACHE_BYTES=0 {record}'",
-     "type information /sys/kernel/btf/vmlinux cannot be read", "CONFIG_DEBUG_INFO_BTF=y"),
-    ("prlimit --nofile=12:12 {record}", "too many open files (the limit is 12)", "with ulimit -n"),
-    ("prlimit --nofile=20:20 {record}", "too many open files (the limit is 20)", "with ulimit -n"),
-])  # fmt: skip
+@pytest.mark.parametrize(("condition", "what", "remedy"), examples("kernel/sentences.txt", "conditions"))
 def test_what_is_missing_is_named_with_the_least_change(tmp_path: Path, condition: str, what: str, remedy: str) -> None:
-    done = under(condition, tmp_path, "-a")
+    done = under(condition.replace("NOBODY", NOBODY), tmp_path, "-a")
     assert done.returncode == 1
     assert what in done.stderr and remedy in done.stderr and done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []

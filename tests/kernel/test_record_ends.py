@@ -3,6 +3,7 @@
 
 import os
 import platform
+import shlex
 import signal
 import stat
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 from builders import program
 from builders.disk import small_disk
+from builders.examples import examples
 from builders.loaded_programs import program_ids
 from kernel.recorder import (
     INTERRUPTIBLE,
@@ -145,32 +147,10 @@ def test_older_file_is_kept_and_the_new_one_is_private(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "perf.data").stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize(("arguments", "status", "sentence"), [
-    (["--", "/nonexistent/command"], 127, "cannot run /nonexistent/command: No such file or directory"),
-    (["--", ""], 127, "cannot run '': No such file or directory"),
-    (["--max-rate", "9" * 20, "--", "true"], 129, f"--max-rate {'9' * 20}: at most 1000000000, or 0 for"),
-    (["-p", "4194303"], 1, "there is no process 4194303"),
-    (["-p", "99999999"], 1, "there is no process 99999999"),
-    (["-C", "999"], 1, "-C 999: CPU 999 is not online; 0"),
-    (["-u", "nosuchuser"], 1, "-u nosuchuser: there is no such user"),
-    (["-G", "nosuchgroup"], 1, "-G nosuchgroup: there is no such control group in /"),
-    (["-a", "-p", "1"], 129, "-a is everybody, -p is not: choose one"),
-    (["-t", "4194303"], 1, "there is no thread 4194303"),
-    (["-p", "x"], 129, "-p x: not a list of ids such as 17 or 17,18"),
-    (["-e", "nosuch", "--", "true"], 129, "-e nosuch: unknown event; known are cpu-clock"),
-    (["-o", "nowhere/out", "--", "true"], 1, "nowhere/out: cannot be written: No such file or directory"),
-    (["-o", "-", "-z", "--", "true"], 129, "-z is for files; compress the pipe itself: -o - | zstd"),
-    (["-o", "-", "--switch-output=1s", "--", "true"], 129, "--switch-output needs files, -o - is a pipe"),
-    (["--switch-output", "true"], 129,
-     "--switch-output true: not a size (512K, 100M, 2G), a length of time (250us, 5ms, 60s, 2h) or signal"),
-    (["-F", "999999999", "--", "true"], 129, "-F 999999999: more than the kernel allows"),
-    (["-m", "x", "--", "true"], 129, "-m x: not a size (512K, 100M, 2G; a number alone is in pages)"),
-    (["--off-cpu-thresh", "-1", "--", "true"], 129, "--off-cpu-thresh -1: not a length of time"),
-    (["--duration", "0", "--", "true"], 129, "--duration 0: at least 1ns"),
-])  # fmt: skip
-def test_what_cannot_be_ends_in_a_sentence(tmp_path: Path, arguments: list[str], status: int, sentence: str) -> None:
+@pytest.mark.parametrize(("words", "status", "sentence"), examples("kernel/sentences.txt", "record"))
+def test_what_cannot_be_ends_in_a_sentence(tmp_path: Path, words: str, status: str, sentence: str) -> None:
     (tmp_path / "perf.data").write_bytes(b"older")
-    done = program.run("record", *arguments, cwd=tmp_path, status=status)
+    done = program.run("record", *shlex.split(words), cwd=tmp_path, status=int(status))
     assert done.stdout == "" and done.stderr.startswith(f"perf-offcpu record: {sentence}")
     assert done.stderr.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["perf.data"]

@@ -5,6 +5,7 @@ import errno
 import io
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import time
@@ -15,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from builders.examples import examples
 
 from perf_offcpu.agent.agent import Agent
 from perf_offcpu.agent.config import KEYS, AgentConfig, default_spool, load_config, make_config
@@ -76,19 +78,10 @@ def test_a_bad_label_of_the_environment_is_said_to_be_there(monkeypatch: pytest.
         make_config({"dataset": "d"})
 
 
-@pytest.mark.parametrize(("words", "text"), [
-    ([], "there is nothing to write to"), (["--dataset", "d", "--max-cpu", "0"], "--max-cpu 0.0: not a number from"),
-    (["--dataset", "d", "--max-cpu", "nan"], "--max-cpu nan: not a number from"),
-    (["--dataset", "d", "--label", "a b=c"], "--label a b=c: not NAME=VALUE"),
-    (["--dataset", "d", "true"], "the agent takes no command"),
-    (["--dataset", "d", "--", "true"], "the agent takes no command"),
-    (["--dataset", "d", "--", "-o", "x"], "-o is the agent's own"),
-    (["--dataset", "d", "--", "--off-cpu-thresh", "5"], "does not go with --off-cpu-period"),
-    (["--dataset", "d", "--", "--no-such"], "unrecognized arguments: --no-such"),
-])  # fmt: skip
-def test_what_is_not_possible_is_one_sentence(words: list[str], text: str) -> None:
+@pytest.mark.parametrize(("words", "text"), examples("unit/sentences.txt", "agent"))
+def test_what_is_not_possible_is_one_sentence(words: str, text: str) -> None:
     with pytest.raises(UsageError, match=re.escape(text)):
-        parsed(*words)
+        parsed(*shlex.split(words))
 
 
 @pytest.mark.parametrize(("content", "text"), [

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The function that a wait is named by: the innermost one of the program; runs of an interpreter's are one frame."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from builders.examples import examples
@@ -36,7 +34,7 @@ def named(path: list[str | Code], syscall: str = "") -> str:
     return name
 
 
-@pytest.mark.parametrize(("function", "frames"), examples(Path(__file__).with_name("stacks.txt"), "causes"))
+@pytest.mark.parametrize(("function", "frames"), examples("unit/analysis/stacks.txt", "causes"))
 def test_the_innermost_function_of_the_program(function: str, frames: str) -> None:
     assert named([*stack(frames)]) == function
 

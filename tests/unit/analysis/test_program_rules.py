@@ -23,7 +23,6 @@ from perf_offcpu.errors import UsageError
 from perf_offcpu.model.profile import Profile, ProgramRule
 from perf_offcpu.text import SYMBOL_SUFFIX
 
-STACKS = Path(__file__).with_name("stacks.txt")
 S, D = 1, 2
 EPOLL = (kernel("__x64_sys_epoll_wait"), kernel("ep_poll"))
 FUTEX = (kernel("__x64_sys_futex"), kernel("futex_wait"))
@@ -39,7 +38,7 @@ def judged(profile: Profile) -> tuple[str, bool]:
     return WaitClass(int(waits.wait_class[0])).label, idle
 
 
-@pytest.mark.parametrize(("wait_class", "idle", "frames"), examples(STACKS, "programs"))
+@pytest.mark.parametrize(("wait_class", "idle", "frames"), examples("unit/analysis/stacks.txt", "programs"))
 def test_functions_of_programs_name_the_wait(wait_class: str, idle: str, frames: str) -> None:
     assert judged(profile_of(*stack(frames))) == (wait_class, idle == "idle")
 

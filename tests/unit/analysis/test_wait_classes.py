@@ -17,7 +17,6 @@ from perf_offcpu.symbolize.symbolizer import symbolize
 
 TESTS = Path(__file__).resolve().parents[2]
 DATA = TESTS / "data"
-STACKS = Path(__file__).with_name("stacks.txt")
 FUTEX = 202
 NONE, UNKNOWN = -1, -2
 S, D, I = 1, 2, 0x402  # noqa: E741
@@ -36,12 +35,12 @@ def in_kernel(*functions: str) -> list[str | Code]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("label", "functions"), examples(STACKS, "kernel"))
+@pytest.mark.parametrize(("label", "functions"), examples("unit/analysis/stacks.txt", "kernel"))
 def test_functions_of_the_kernel(label: str, functions: str) -> None:
     assert class_of(in_kernel(*functions.split(";"))) == label
 
 
-@pytest.mark.parametrize(("label", "syscall", "state", "frames"), examples(STACKS, "without kernel"))
+@pytest.mark.parametrize(("label", "syscall", "state", "frames"), examples("unit/analysis/stacks.txt", "calls"))
 def test_without_functions_of_the_kernel(label: str, syscall: str, state: str, frames: str) -> None:
     number = {"none": NONE, "?": UNKNOWN}.get(syscall) or syscall_number(syscall, "x86_64")
     assert class_of([*stack(frames)], number, {"S": S, "D": D, "I": I}[state]) == label

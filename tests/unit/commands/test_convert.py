@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from builders.examples import examples
 from builders.refused import output, refused
 
 from perf_offcpu.cli import main
@@ -74,26 +75,10 @@ def test_an_empty_selection_is_reported(recording: Path, capsys: pytest.CaptureF
     assert err.startswith("perf-offcpu: no comm nobody in the recording, which has ")
 
 
-@pytest.mark.parametrize(("argv", "status", "message"), [
-    ([], 129, "one of the arguments --html --folded "),
-    (["--folded", "--flamegraph"], 129, "not allowed with argument"),
-    (["--folded", "--title", "x"], 129, "--title means nothing to --folded"),
-    (["--folded", "--pid", "1,x"], 129, "--pid: 'x' is not a number"),
-    (["--folded", "--event", "x"], 129, "no event 'x' in perf.data (its events: cpu-clock, offcpu-time)"),
-    (["--folded", "-o", "perf.data"], 129, "perf.data: input and output are the same file"),
-    (["--folded", "-o", "no/such/place"], 1, "no/such/place: No such file or directory"),
-    (["--folded", "-i", "missing"], 1, "missing: "), (["--folded", "-i", "/dev/null"], 1, "/dev/null: "),
-    (["--folded", "--kallsyms", "missing"], 129, "missing"), (["--callgraph", "png"], 129, "invalid choice: 'png'"),
-    (["--callgraph", "json", "--svg"], 129, "--svg draws what --callgraph dot writes, not json"),
-    (["--callgraph", "--min-share", "101"], 129, "--min-share: 101 is no percentage"),
-    (["--folded", "--min-share", "1"], 129, "--min-share means nothing to --folded"),
-    (["--pprof", "--diff", "perf.data"], 129, "--diff: --pprof does not compare recordings"),
-])  # fmt: skip
-def test_errors(
-    recording: Path, capsys: pytest.CaptureFixture[str], argv: list[str], status: int, message: str
-) -> None:
+@pytest.mark.parametrize(("words", "status", "message"), examples("unit/sentences.txt", "convert"))
+def test_errors(recording: Path, capsys: pytest.CaptureFixture[str], words: str, status: str, message: str) -> None:
     before = recording.read_bytes()
-    err = refused(capsys, "convert", *argv, status=status)
+    err = refused(capsys, "convert", *words.split(), status=int(status))
     assert err.startswith("perf-offcpu convert: ") and message in err
     assert os.listdir() == ["perf.data"] and recording.read_bytes() == before
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from builders import program
+from builders.examples import examples
 from builders.push import rules
 from builders.push.servers import Receiver, Reply, receiver
 
@@ -99,14 +100,7 @@ def test_no_server_no_wait_and_no_file() -> None:
         assert done.stderr == "perf-offcpu push: /nonexistent: No such file or directory\n"
 
 
-@pytest.mark.parametrize(("words", "reason"), [
-    ([], "the following arguments are required: TARGET"), (["host"], "'host' is not a push target"),
-    (["otlp=http://a", "otlp=http://a/"], "otlp=http://a: given twice"),
-    (["otlp=http://a", "--label", "service"], "--label 'service': NAME=VALUE is expected"),
-    (["otlp=http://a", "--label", "a=1", "--label", "a=2"], "--label a: given twice"),
-    (["otlp=http://a", "parca=http://a", "--push-header-file", "x"], "for which target?"),
-    (["otlp=http://a", "--push-header-file", "parca=x"], "there is no target parca"),
-])  # fmt: skip
-def test_wrong_usage(words: list[str], reason: str) -> None:
-    done = push(*words, status=129)
+@pytest.mark.parametrize(("words", "reason"), examples("unit/sentences.txt", "push"))
+def test_wrong_usage(words: str, reason: str) -> None:
+    done = push(*words.split(), status=129)
     assert reason in done.stderr and done.stderr.count("\n") == 1

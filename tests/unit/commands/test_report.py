@@ -3,12 +3,14 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from builders import terminal
+from builders.examples import examples
 from builders.refused import output, refused
 
 from perf_offcpu.cli import main
@@ -189,30 +191,11 @@ def test_held_time_is_the_waits(recording: str, selection: tuple[str, ...], caps
     assert held + report["others"]["held"] == report["total"] == graph["graph"]["total"]
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    (("report", "--critical-path", "--comm", "nobody"), "no such thread"),
-    (("report", "--critical-path", "--class", "lock"), "not --class"),
-    (("report", "--critical-path", "--min-dur", "1"), "not --min-dur"),
-    (("report", "--critical-path", "--idle", "hide"), "not --idle"),
-    (("report", "--critical-path", "--time", "0,1"), "no samples in that time"),
-    (("report", "--critical-path", "--diff", DEMO), "does not compare critical paths"),
-    (("convert", "--critical-path", "--folded", "--all-events"), "--critical-path shows one thread"),
-    (("convert", "--critical-path", "--perfetto", "--waker-stack"), "--critical-path shows one thread"),
-    (("convert", "--folded", "--cascade"), "--cascade means nothing to --folded"),
-    (("convert", "--callgraph", "--cascade", "--diff", DEMO), "no --diff"),
-    (("convert", "--callgraph", "--cascade", "--event", "cpu-clock"), "no --diff"),
-    (("report", "--bottlenecks", "--diff", DEMO), "no --diff"),
-    (("report", "--serial", "--class", "lock"), "--serial counts threads"),
-    (("report", "--serial", "--cpu", "0"), "--serial counts threads"),
-    (("report", "--serial", "--object", "pipe"), "--serial counts threads"),
-    (("report", "--serial", "--event", "cpu-clock"), "no --event"),
-    (("report", "--serial", "--comm", "nobody"), "no such thread"),
-    (("report", "--serial", "--time", "0,1"), "no samples in that time"),
-    (("report", "--serial", "--time", "0,1 2,3"), "more than one window"),
-])  # fmt: skip
+@pytest.mark.parametrize(("words", "message"), examples("unit/sentences.txt", "questions"))
 def test_impossible_questions_are_answered_in_a_sentence(
-    options: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = ["-o", str(tmp_path / "out")] if options[0] == "convert" else []
-    assert message in refused(capsys, options[0], "-f", "-i", DEMO, *options[1:], *out)
+    verb, *options = [word.replace("DEMO", DEMO) for word in shlex.split(words)]
+    out = ["-o", str(tmp_path / "out")] if verb == "convert" else []
+    assert message in refused(capsys, verb, "-f", "-i", DEMO, *options, *out)
     assert not (tmp_path / "out").exists()

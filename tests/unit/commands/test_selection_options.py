@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from builders.examples import examples
 from builders.refused import output, refused
 
 import perf_offcpu
@@ -128,11 +129,6 @@ def test_load_takes_several(runs: list[str]) -> None:
     assert len(both.samples) == 2 * len(one.samples) and both.samples.pid.max() > 10_000_000
 
 
-@pytest.mark.parametrize(("words", "sentence"), [
-    (["report", "-i", "run1.data", "-i", "run1.data"], "-i run1.data: the same recording is given twice"),
-    (["inject", "-i", "run1.data", "-i", "run2.data", "-o", "x"], "-i is given twice: one recording is read"),
-    (["archive", "-i", "run1.data", "-i", "run2.data"], "-i is given twice: one recording is read"),
-    (["dump", "-i", "run1.data", "--input=run2.data"], "-i is given twice: one recording is read"),
-], ids=lambda value: value[0] if isinstance(value, list) else '')  # fmt: skip
-def test_what_is_refused(words: list[str], sentence: str, runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert sentence in refused(capsys, *words) and not Path("x").exists()
+@pytest.mark.parametrize(("words", "sentence"), examples("unit/sentences.txt", "inputs"))
+def test_what_is_refused(words: str, sentence: str, runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert sentence in refused(capsys, *words.split()) and not Path("x").exists()

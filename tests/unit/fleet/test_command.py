@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from builders.dataset import BEGIN, HOUR, DatasetBuilder, write_part
+from builders.examples import examples
 from builders.html_page import Page
 from builders.refused import refused
 
@@ -243,33 +244,7 @@ def test_selected_names_all_that_was_chosen(dataset: Path, capsys: pytest.Captur
     assert f"{dataset}: {shown} (3 hosts)" in run(capsys, "flamegraph", dataset, "-o", "-", *words)
 
 
-@pytest.mark.parametrize(("words", "sentence"), [
-    ("sql DATASET selec", "Parser Error"), ("sql DATASET", "the following arguments are required: QUERY"),
-    ("report DATASET/none", "there is no dataset"),
-    ("report DATASET/samples", "no dataset, or nothing was written to it yet"),
-    ("report DATASET --sort servic", "no key or label 'servic'"), ("report DATASET --class locks", "no class 'locks'"),
-    ("report DATASET --label service", "'service' is not of the form NAME=VALUE"),
-    ("report DATASET --since yesterday", "'yesterday' is not a time"),
-    ("report DATASET --since -1h --until -2h", "is not before"),
-    ("report DATASET --since -1h", "no host recorded since"), ("report DATASET --limit -3", "not a number of rows"),
-    ("report DATASET --event cpu-clock,instructions", "do not add up"),
-    ("report DATASET --event cpu-clok", "no event 'cpu-clok' in the selected time (known: cpu-clock, "),
-    ("top DATASET --event cpu-clock,offcpu-time,task-clock", "no event 'task-clock'"),
-    ("diff DATASET --baseline since=-1h,until=-2h", "since=-1h is not before until=-2h"),
-    ("diff DATASET --host db1 --baseline host=db1", "the two periods of the host overlap"),
-    ("report DATASET --since 2026-11-22T25:00", "'2026-11-22T25:00' is not a time"),
-    ("report DATASET --until 0001-01-01", "no host recorded until 1970-01-01"),
-    ("report DATASET --engine mysql", "give duckdb, spark:MASTER, or a URL"),
-    ("report DATASET --engine mysql://x/y", "pip install 'ibis-framework[mysql]'"),
-    ("report DATASET --engine duckdb://DATASET/x", "give duckdb, or"),
-    ("report DATASET --engine datafusion://", "give duckdb, or spark:MASTER, or the URL of a database: clickhouse://"),
-    ("report DATASET --engine polars://", "give duckdb, or spark:MASTER, or the URL of a database: clickhouse://"),
-    ("compact DATASET/hosts", "no dataset: it has no folder samples"),
-    ("expire DATASET/hosts --older-than 1d", "no dataset: it has no folder samples"),
-    ("report DATASET --engine nosuch://x", "cannot connect"),
-    ("report DATASET --engine spark:local[1]", "pyspark is not installed"),
-    ("flamegraph DATASET -o /dev/null --event none", "no samples"), ("reports DATASET", "invalid choice"),
-])  # fmt: skip
+@pytest.mark.parametrize(("words", "sentence"), examples("unit/sentences.txt", "fleet"))
 def test_one_sentence(dataset: Path, words: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert sentence in refused(capsys, "fleet", *words.replace("DATASET", str(dataset)).split(), status=None)
 

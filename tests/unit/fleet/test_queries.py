@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from builders.dataset import BEGIN, HOUR, DatasetBuilder, rows_of
+from builders.examples import examples
 from builders.refused import refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -430,12 +431,7 @@ def test_a_host_unlike_the_others(dataset: Path, capsys: pytest.CaptureFixture[s
     assert "web5  disk" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("words", "sentence"), [
-    ("--host web1 --baseline host=web2", "choose at least two on each side"),
-    ("--baseline version", "'version' is not of the form NAME=VALUE"),
-    ("--baseline version=3", "no host has version=3"),
-    ("--sort host", "--sort host does not apply"),
-])  # fmt: skip
+@pytest.mark.parametrize(("words", "sentence"), examples("unit/sentences.txt", "fleet diff"))
 def test_one_sentence(dataset: Path, words: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert sentence in refused(capsys, "fleet", "diff", str(dataset), *words.split(), status=None)
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from builders.examples import examples
 from builders.push.servers import Receiver, Reply, receiver
 from builders.push.waits import some_waits
 
@@ -22,17 +23,7 @@ from perf_offcpu.push.targets import SERVERS, parse_target
 EXPORT = "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export"
 
 
-@pytest.mark.parametrize(("text", "address", "path"), [
-    ("pyroscope=http://host:4040", "host:4040", "/push.v1.PusherService/Push"),
-    ("pyroscope=https://host/tenant/", "host:443", "/tenant/push.v1.PusherService/Push"),
-    ("parca=http://10.0.0.7:7070", "10.0.0.7:7070", "/api/profiles/writeraw"),
-    ("parca=https://host/gateway/profiles/writeraw", "host:443", "/gateway/profiles/writeraw"),
-    ("parca=grpc://[::1]:7070", "[::1]:7070", "/parca.profilestore.v1alpha1.ProfileStoreService/WriteRaw"),
-    ("otlp=http://host:4318/", "host:4318", "/v1development/profiles"),
-    ("otlp=https://host/otlp", "host:443", "/otlp/v1development/profiles"),
-    ("otlp=https://host/own/profiles", "host:443", "/own/profiles"),
-    ("otlp=grpcs://collector.example:4317", "collector.example:4317", EXPORT),
-])  # fmt: skip
+@pytest.mark.parametrize(("text", "address", "path"), examples("unit/push/targets.txt", "targets"))
 def test_targets(text: str, address: str, path: str) -> None:
     target = parse_target(text)
     assert (target.address, target.path) == (address, path)
@@ -40,19 +31,10 @@ def test_targets(text: str, address: str, path: str) -> None:
     assert str(target) == text.rstrip("/")
 
 
-@pytest.mark.parametrize(("text", "reason"), [
-    ("http://host", "'http://host' is not a push target: pyroscope=URL, parca=URL, otlp=URL"),
-    ("jaeger=http://host", "is not a push target"),
-    ("pyroscope=grpc://host:1", "pyroscope takes URLs with http://, https://"),
-    ("otlp=file:///etc/passwd", "otlp takes URLs with"), ("otlp=host:4317", "otlp takes URLs with"),
-    ("otlp=grpc://host", "without a path"), ("otlp=grpc://host:4317/x", "without a path"),
-    ("otlp=http://", "not a URL with a host"), ("otlp=http://host:0/", "not a URL with a host"),
-    ("otlp=http://host:99999", "Port out of range"), ("otlp=http://host:x", "otlp=http://host:x: "),
-    ("otlp=http://ho st/", "not a URL with a host"), ("otlp=http://host/a b", "%-escapes"),
-    ("otlp=http://host/a\r\nX:y", "otlp=http://host/a\\r\\nX:y: the path"), ("otlp=http://host/a\n", "%-escapes"),
-    ("otlp=http://host/?token=1", "not a URL with a host"), ("otlp=http://[::1", "Invalid IPv6"),
-    ("otlp=http://[::1]x:80", "otlp=http://[::1]x:80"),
-])  # fmt: skip
+UNSAFE = [("otlp=http://host/a\r\nX:y", "otlp=http://host/a\\r\\nX:y: the path"), ("otlp=http://host/a\n", "%-escapes")]
+
+
+@pytest.mark.parametrize(("text", "reason"), [*examples("unit/sentences.txt", "push targets"), *UNSAFE])
 def test_what_is_no_target(text: str, reason: str) -> None:
     with pytest.raises(UsageError) as problem:
         parse_target(text)

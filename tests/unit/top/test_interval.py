@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders.examples import examples
 from builders.profile import ProfileBuilder, kernel
 from builders.refused import refused
 
@@ -139,16 +140,6 @@ def test_an_interval_without_waits_has_no_rows() -> None:
     assert list(render(empty, "comm", [], None, COST, 0, Style()))[2] == "# First cause: none"
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["-n", "0"], "-n 0: at least 1"),
-        (["--limit", "-1"], "--limit -1: at least 0"),
-        (["-d", "1ms"], "--delay"),
-        (["-s", "colour"], "invalid choice: 'colour'"),
-        (["--agent", "/nowhere"], "--agent /nowhere: No such file or directory; no agent's spool of this user"),
-        (["--agent", "/nowhere", "-p", "1"], "--agent with -p: the agent has chosen what it records"),
-    ],
-)
-def test_bad_arguments_are_one_sentence(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert sentence in refused(capsys, "top", *words, status=129)
+@pytest.mark.parametrize(("words", "sentence"), examples("unit/sentences.txt", "top"))
+def test_bad_arguments_are_one_sentence(words: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sentence in refused(capsys, "top", *words.split(), status=129)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders.examples import examples
 
 from perf_offcpu.abi.attr import AttrFlag
 from perf_offcpu.abi.machine import MACHINES
@@ -82,14 +83,7 @@ def test_events_of_a_pmu_follow_its_formats() -> None:
     assert (fifth.config, fifth.frequency_hz) == (0x12, 50)
 
 
-@pytest.mark.parametrize(("text", "problem"), [
-    ("nosuch/event=1/", "no PMU nosuch; it has cpu, odd"), ("../cpu/event=1/", "unknown event"),
-    ("cpu/nosuch=1/", "no term nosuch; it has edge, event, mem-loads"),
-    ("cpu/event=0x100/", "event=0x100 is too large for its format config:0-7"),
-    ("cpu/event=x/", "event=x: not a number"), ("cpu/event=/", "is no term"),
-    ("odd/broken=1/", "the kernel's format of broken is not understood: nothing"),
-    ("cpu/event=1/z", "unknown modifier 'z'"),
-])  # fmt: skip
+@pytest.mark.parametrize(("text", "problem"), examples("unit/sentences.txt", "events"))
 @pytest.mark.usefixtures("devices")
 def test_impossible_events_of_a_pmu(text: str, problem: str) -> None:
     with pytest.raises(UsageError, match=re.escape(problem)):
