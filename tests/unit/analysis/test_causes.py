@@ -70,7 +70,7 @@ def test_functions_of_programs_are_no_runtime(name: str) -> None:
     assert FUNCTIONS and named(["main_loop", name, *FUTEX]) == name
 
 
-EVAL, CALL, NODE = "_PyEval_EvalFrameDefault", "PyObject_Vectorcall", "Builtins_InterpreterEntryTrampoline"
+EVAL, CALL = "_PyEval_EvalFrameDefault", "PyObject_Vectorcall"
 
 
 def profile_of(*paths: Stack) -> Profile:
@@ -84,22 +84,11 @@ def shown(profile: Profile) -> list[list[str]]:
     return [functions_of(profile, stack) for stack in profile.samples.stack.tolist()]
 
 
-@pytest.mark.parametrize(("path", "folded"), [
-    (["main", EVAL, CALL, EVAL, "time_sleep"], ["main", "[CPython]", "time_sleep"]),
-    ([EVAL, "py::work:/a.py", EVAL, CALL], ["[CPython]", "py::work:/a.py", "[CPython]"]),
-    ([EVAL, "list_sort", CALL, EVAL], ["[CPython]", "list_sort", "[CPython]"]),
-    (["_PyEval_EvalFrameDefault.cold", "method_vectorcall_VARARGS_KEYWORDS"], ["[CPython]"]),
-    (["Builtins_JSEntry", NODE, NODE, "JS:~f a.js:1", NODE], ["[V8]", "JS:~f a.js:1", "[V8]"]),
-    (["v8::internal::(anonymous namespace)::Invoke(v8::internal::Isolate*)", "Builtins_JSEntryTrampoline"], ["[V8]"]),
-    (["call_stub", "Interpreter", "Interpreter", "LA;::f"], ["[JVM interpreter]", "LA;::f"]),
-    (["call_stub", EVAL], ["[JVM interpreter]", "[CPython]"]),
-    (["take_gil", "PyEval_RestoreThread"], ["take_gil", "PyEval_RestoreThread"]),
-    ([EVAL, kernel("call_function")], ["[CPython]", "call_function"]),
-])  # fmt: skip
-def test_runs_are_one_frame(path: list[str | Code], folded: list[str]) -> None:
-    profile = fold_interpreters(profile_of(path))
+@pytest.mark.parametrize(("frames", "folded"), examples("unit/analysis/stacks.txt", "interpreters"))
+def test_runs_are_one_frame(frames: str, folded: str) -> None:
+    profile = fold_interpreters(profile_of(stack(frames)))
     profile.check()
-    assert shown(profile) == [folded]
+    assert shown(profile) == [folded.split(";")]
 
 
 def test_paths_that_become_the_same_share_their_nodes_and_keep_their_weights() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders.examples import examples
 from builders.profile import ProfileBuilder, kernel
 from hypothesis import given
 from hypothesis import strategies as st
@@ -117,27 +118,9 @@ ID = "0123456789ab" + 52 * "c"
 POD = "kubepods-burstable-pod2d1a4a4e_0a0b_4c4d_8e8f_000000000000.slice"
 
 
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [
-        (f"/docker/{ID}", "docker:0123456789ab"),
-        (f"/system.slice/docker-{ID}.scope/system.slice/ssh.service", "docker:0123456789ab"),
-        (f"/kubepods.slice/kubepods-burstable.slice/{POD}/cri-containerd-{ID}.scope", "containerd:0123456789ab"),
-        (f"/kubepods.slice/{POD}/crio-{ID}.scope", "cri-o:0123456789ab"),
-        (f"/kubepods/burstable/pod2d1a4a4e/{ID}", "pod:0123456789ab"),
-        (f"/machine.slice/libpod-{ID}.scope/container", "podman:0123456789ab"),
-        (f"/libpod_parent/{ID}", "podman:0123456789ab"),
-        ("/machine.slice/machine-my\\x2dbox.scope/payload", "machine:my-box"),
-        ("/machine.slice/systemd-nspawn@box.service/payload", "machine:box"),
-        ("/lxc.payload.web1/init.scope", "lxc:web1"),
-        ("/system.slice/system-postgresql.slice/postgresql@15-main.service", "postgresql@15-main.service"),
-        ("/user.slice/user-1000.slice/session-3.scope", "session-3.scope"),
-        ("/", ""),
-        ("/jobs/17", ""),
-        ("", ""),
-    ],
-)
+@pytest.mark.parametrize(("path", "name"), examples("unit/analysis/examples.txt", "containers"))
 def test_names(path: str, name: str) -> None:
+    path = path.replace("ID", ID).replace("POD", POD)
     assert container_of(path) == name
     assert is_container(path, name) == bool(name)
 

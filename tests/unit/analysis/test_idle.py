@@ -4,7 +4,8 @@
 from dataclasses import replace
 
 import pytest
-from builders.profile import Code, ProfileBuilder, Stack, kernel
+from builders.examples import examples
+from builders.profile import ProfileBuilder, Stack, kernel, stack
 
 from perf_offcpu.analysis.classes.classify import classify, of_idle_threads
 from perf_offcpu.analysis.event_loops import loop_rows, sentences_of
@@ -14,6 +15,7 @@ from perf_offcpu.model.recording import EventLoop, LoopTask, SampleFlag
 
 S, D, IDLE = 1, 2, 0x402
 EPOLL = ["main", kernel("__x64_sys_epoll_wait"), kernel("ep_poll")]
+STATES = {"R": 0, "S": S, "D": D, "I": IDLE}
 
 
 def is_idle(*waits: tuple[Stack, int, int], cpu: int = 0) -> bool:
@@ -28,33 +30,14 @@ def is_idle(*waits: tuple[Stack, int, int], cpu: int = 0) -> bool:
     return bool(answer)
 
 
-@pytest.mark.parametrize(("path", "state"), [
-    (EPOLL, S), (["main", kernel("do_sys_poll")], S), (["main", kernel("inet_csk_accept")], S),
-    (["main", kernel("__x64_sys_rt_sigtimedwait"), kernel("do_sigtimedwait")], S),
-    (["main", kernel("tty_read"), kernel("n_tty_read")], S),
-    (["worker", "pthread_cond_wait@@GLIBC_2.3.2", kernel("futex_wait")], S),
-    ([kernel("ret_from_fork"), kernel("kthread"), kernel("worker_thread")], IDLE),
-    ([kernel("ret_from_fork"), kernel("kthread"), kernel("kcompactd")], S), ([], IDLE),
-])  # fmt: skip
-def test_waits_for_work(path: list[str | Code], state: int) -> None:
-    assert is_idle((path, 1000, state))
+@pytest.mark.parametrize(("state", "frames"), examples("unit/analysis/stacks.txt", "work"))
+def test_waits_for_work(state: str, frames: str) -> None:
+    assert is_idle((stack(frames), 1000, STATES[state]))
 
 
-@pytest.mark.parametrize(("path", "state"), [
-    (["main", "pthread_mutex_lock", kernel("futex_wait")], S),
-    (["main", kernel("anon_pipe_read")], S),
-    (["main", kernel("tcp_recvmsg")], S),
-    (["main", kernel("hrtimer_nanosleep")], S),
-    (["main", kernel("do_wait")], S),
-    (["main", kernel("io_schedule")], D),
-    (["main", kernel("handle_mm_fault")], D),
-    ([kernel("kthread"), kernel("worker_thread"), kernel("process_one_work"), kernel("msleep")], D),
-    ([kernel("kthread"), kernel("worker_thread"), kernel("process_one_work"), kernel("down")], D),
-    ([], S),
-    (EPOLL, 0),  # runnable: it waits for a CPU
-])  # fmt: skip
-def test_waits_for_something_under_way(path: list[str | Code], state: int) -> None:
-    assert not is_idle((path, 1000, state))
+@pytest.mark.parametrize(("state", "frames"), examples("unit/analysis/stacks.txt", "under way"))
+def test_waits_for_something_under_way(state: str, frames: str) -> None:
+    assert not is_idle((stack(frames), 1000, STATES[state]))
 
 
 def test_a_thread_with_more_than_one_percent_of_anything_else_is_not_idle() -> None:

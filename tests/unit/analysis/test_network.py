@@ -4,10 +4,12 @@
 from typing import Any
 
 import pytest
+from builders.examples import examples
 from builders.profile import ProfileBuilder
 from builders.recording import BASE, S, comm, event, raw_wait, sample, write
 
 from perf_offcpu.abi.offcpu import BLANK_EXTENSION, EXTENSION, EXTENSION_SIZE, TCP
+from perf_offcpu.abi.syscalls import syscall_number
 from perf_offcpu.abi.wait_objects import ObjectKind
 from perf_offcpu.analysis.classes.classify import classify
 from perf_offcpu.analysis.classes.network import network_of, texts_of
@@ -15,7 +17,7 @@ from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import SampleFlag
 
 MS = 1_000_000
-READ, WRITE, POLL, CONNECT, RECVFROM, SENDTO = 0, 1, 7, 42, 45, 44
+POLL, RECVFROM, SENDTO = 7, 45, 44
 OPEN = SampleFlag.STILL_BLOCKED
 QUIET = {"state": 1, "tick_us": 4000, "srtt_us": 900, "min_rtt_us": 100, "rtt_us": 200, "segments_in": 5}
 UNKNOWN = ""
@@ -38,52 +40,25 @@ def texts(*waits: dict[str, Any], inward: bool = False, name: str = "tcp 10.0.0.
     return [found[index] for index in code.tolist()]
 
 
-@pytest.mark.parametrize(("wait", "text"), [
-    ({}, "peer slow: answered after 160 ms, round trip 0.1 ms"),
-    ({"runq_ns": 60 * MS, "tcp": {"received_ticks": 15}}, "peer slow: answered after 100 ms, round trip 0.1 ms"),
-    ({"runq_ns": 159 * MS}, UNKNOWN),  # for a CPU
-    # The acknowledgement came with the answer, or the round trip has always been long.
-    ({"tcp": {"rtt_us": 159_000}}, "peer or network slow: 160 ms, round trip 0.1 ms"),
-    ({"tcp": {"rtt_us": 159_000, "min_rtt_us": 150_000}}, "network slow: answered after 160 ms, round trip 150 ms"),
-    ({"tcp": {"rtt_us": 159_000, "min_rtt_us": 2**32 - 1}}, "peer or network slow: 160 ms"),
-    # Nothing was sent just before.
-    ({"tcp": {"sent_ticks": 400}}, "peer or network slow: 160 ms, round trip 0.1 ms"),
-    ({"syscall": POLL}, "peer slow: answered after 160 ms, round trip 0.1 ms"),
-    ({"flags": SampleFlag.AGGREGATED}, UNKNOWN),
-    ({"tcp": None}, UNKNOWN),
-    ({"tcp": {"state": 10}}, UNKNOWN),
-    # Sent again after the begin.
-    ({"tcp": {"total_retrans": 1, "sent_ticks": 1}}, "1 retransmission, 156 ms lost"),
-    ({"tcp": {"total_retrans": 3, "sent_ticks": 30}},
-     "peer slow: answered after 120 ms, round trip 0.1 ms, after 3 retransmissions (40 ms lost)"),
-    ({"tcp": {"total_retrans": 3}}, "peer slow: answered after 160 ms, round trip 0.1 ms"),  # earlier
-    ({"flags": OPEN, "tcp": {"retransmits": 2, "packets_out": 1, "sent_ticks": 1, "received_ticks": 90}},
-     "2 retransmissions, not acknowledged yet"),
-    # No answer.
-    ({"flags": OPEN, "tcp": {"received_ticks": 90}}, "no answer yet"),
-    ({"flags": OPEN, "tcp": {"received_ticks": 40, "sent_ticks": 90}}, UNKNOWN),  # nothing was asked
-    ({"asked_ns": 160 * MS, "syscall": POLL, "tcp": {"received_ticks": 90}}, "no answer in 160 ms"),
-    ({"flags": SampleFlag.WAKER_INTERRUPT, "tcp": {"received_ticks": 90}}, "no answer in 160 ms"),
-    ({"tcp": {"received_ticks": 90}}, UNKNOWN),  # a signal
-    ({"tcp": {"received_ticks": 90, "state": 8}}, "closed by the peer"),
-    # Sending.
-    ({"syscall": SENDTO, "tcp": {"window_ticks": 20}}, "peer's window full for 80 ms"),
-    ({"syscall": WRITE, "tcp": {"window_ticks": 9}}, "own send buffer full for 160 ms"),
-    ({"syscall": WRITE, "tcp": {"window_ticks": 90}}, UNKNOWN),  # when
-    ({"syscall": SENDTO, "tcp": {"total_retrans": 1}}, UNKNOWN),
-    ({"syscall": POLL, "tcp": {"window_ticks": 20, "received_ticks": 90}}, "peer's window full for 80 ms"),
-    # Connecting.
-    ({"syscall": CONNECT, "ms": 3000, "tcp": {"total_retrans": 2}}, "handshake: 2 SYN retransmissions"),
-    ({"syscall": CONNECT}, "handshake: answered after 160 ms"),
-    ({"syscall": CONNECT, "flags": OPEN, "tcp": {"state": 2, "total_retrans": 1}},
-     "no answer yet: 1 SYN retransmission"),
-    ({"syscall": POLL, "tcp": {"segments_in": 0, "sent_ticks": 0, "total_retrans": 1}},
-     "handshake: 1 SYN retransmission"),
-])  # fmt: skip
-def test_the_rules(wait: dict[str, Any], text: str) -> None:
-    assert texts(dict(wait)) == [text]
-    if text.startswith(("peer slow", "no answer yet")) and wait.get("syscall") != CONNECT:
-        assert texts(dict(wait), inward=True) == [UNKNOWN], "a client owes nothing"
+def wait_of(facts: str) -> dict[str, Any]:
+    """Return the argument of `texts` of words such as `syscall=poll`, `tcp.state=10`, `no-tcp`."""
+    words = dict(word.split("=") for word in facts.split() if word != "no-tcp")
+    wait = {name: _number(value) for name, value in words.items() if not name.startswith("tcp.")}
+    tcp = {name[4:]: int(value) for name, value in words.items() if name.startswith("tcp.")}
+    return wait | {"tcp": None if "no-tcp" in facts else tcp}
+
+
+def _number(word: str) -> int:
+    if word.isdigit():
+        return int(word)
+    return SampleFlag[word] if word.isupper() else syscall_number(word, "x86_64")
+
+
+@pytest.mark.parametrize(("facts", "text"), examples("unit/analysis/examples.txt", "network"))
+def test_the_rules(facts: str, text: str) -> None:
+    assert texts(wait_of(facts)) == [text]
+    if text.startswith(("peer slow", "no answer yet")) and "syscall=connect" not in facts:
+        assert texts(wait_of(facts), inward=True) == [UNKNOWN], "a client owes nothing"
 
 
 def test_totals_are_those_since_the_previous_sample() -> None:

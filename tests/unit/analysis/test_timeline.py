@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from builders.examples import examples
 from builders.profile import ProfileBuilder
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,24 +65,10 @@ def chosen(text: str, *times: int) -> list[int]:
     return [time for time, is_in in zip(times, inside.tolist(), strict=True) if is_in]
 
 
-@pytest.mark.parametrize(("text", "inside"), [
-    ("102,103", [102 * S, 102 * S + 1, 103 * S]),
-    ("102.000000001,103", [102 * S + 1, 103 * S]),
-    (",102", [FIRST, 102 * S]),
-    ("103,", [103 * S, LAST]),
-    ("100,100 110,", [FIRST, LAST]),
-    ("0%-20%", [FIRST]),  # its end belongs to the next part
-    ("20%-30.00000001%", [102 * S, 102 * S + 1, 103 * S]),
-    ("10%/3", [102 * S, 102 * S + 1]),
-    ("10%", [FIRST]),
-    ("50%/2", [LAST]),
-    ("90%-100%", [LAST]),
-    ("0%-100%", [FIRST, 102 * S, 102 * S + 1, 103 * S, LAST]),
-    ("10%/1,10%/4", [FIRST, 103 * S]),
-    ("0%-10% 30%-40%", [FIRST, 103 * S]),
-])  # fmt: skip
-def test_windows(text: str, inside: list[int]) -> None:
-    assert chosen(text, FIRST, 102 * S, 102 * S + 1, 103 * S, LAST, -1) == inside
+@pytest.mark.parametrize(("text", "inside"), examples("unit/analysis/examples.txt", "windows"))
+def test_windows(text: str, inside: str) -> None:
+    times = {"FIRST": FIRST, "102": 102 * S, "102+1ns": 102 * S + 1, "103": 103 * S, "LAST": LAST}
+    assert chosen(text, *times.values(), -1) == [times[word] for word in inside.split()]
 
 
 @pytest.mark.parametrize("text", [

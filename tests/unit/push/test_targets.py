@@ -20,8 +20,6 @@ from perf_offcpu.errors import UsageError
 from perf_offcpu.push.opening import open_targets, read_headers
 from perf_offcpu.push.targets import SERVERS, parse_target
 
-EXPORT = "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export"
-
 
 @pytest.mark.parametrize(("text", "address", "path"), examples("unit/push/targets.txt", "targets"))
 def test_targets(text: str, address: str, path: str) -> None:

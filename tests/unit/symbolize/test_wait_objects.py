@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names of what threads waited for."""
 
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from builders.examples import examples
 from builders.hosts import host
 from builders.recording import BASE, S, comm, event, task, write
 from builders.wait_objects import COUNTERS, WAITS, Call, described, thing, wait
@@ -41,6 +44,16 @@ def names(profile: Profile, column: str = "name") -> list[str]:
     return [texts[row] if row >= 0 else "" for row in profile.samples.object.tolist()]
 
 
+def fields_of(text: str) -> dict[str, Any]:
+    """Return name → value of the words `NAME=VALUE`: numbers, names of LockRole, texts."""
+    pairs = (word.split("=", 1) for word in shlex.split(text))
+    return {name: int(value, 0) if re.fullmatch(r"-?\d+|0x\w+", value) else _named(value) for name, value in pairs}
+
+
+def _named(value: str) -> Any:
+    return Role[value] if value in Role.__members__ else value
+
+
 def one_wait(kind: K, fields: dict[str, Any]) -> tuple[bytes, bytes]:
     """Records of a wait for an object that has these fields."""
     return described(thing(7, kind, **fields)), wait(7, syscall=Call.READ)
@@ -51,50 +64,9 @@ def both(path: Path, *records: bytes) -> tuple[list[str], list[str]]:
     return names(profile), names(profile, "stable")
 
 
-@pytest.mark.parametrize(("kind", "fields", "name", "stable"), [
-    (K.FILE, {"name": "/var/lib/x", "inode": 5}, "/var/lib/x", "/var/lib/x"),
-    (K.FILE, {"name": "wal", "inode": 5}, "wal", "wal"),
-    (K.FILE, {"inode": 5, "device": 8 << 20 | 1}, "inode 5 on 8:1", "file"),
-    (K.CHARACTER, {"name": "/dev/tty1"}, "/dev/tty1", "/dev/tty1"),
-    (K.ANONYMOUS, {"name": "[eventfd]"}, "[eventfd]", "[eventfd]"),
-    (K.ANONYMOUS, {"name": "[eventpoll] of a and 4 more"}, "[eventpoll] of a and 4 more", SET),
-    (K.DESCRIPTORS, {"number": 3}, "3 descriptors", "3 descriptors"),
-    (K.DESCRIPTORS, {"number": 0}, "sleep", "sleep"),
-    (K.DESCRIPTORS, {"number": 1}, "1 descriptor", "1 descriptor"),
-    (K.PROCESS, {"number": 1234}, "child 1234", "child"),
-    (K.PROCESS, {"number": -1}, "any child", "any child"),
-    (K.SEMAPHORES, {"number": 7}, "System V semaphores 7", "System V semaphores"),
-    (K.UNKNOWN, {}, "unknown", "unknown"),
-    (K.SOCKET, {"protocol": "tcp", "local": "10.0.0.1:40000", "remote": "10.0.0.7:5432"},
-     *["tcp 10.0.0.7:5432"] * 2),
-    (K.SOCKET, {"protocol": "tcp", "local": "10.0.0.1:5432", "remote": "10.0.0.7:40000"},
-     "tcp 10.0.0.7:40000", "tcp 10.0.0.7 at :5432"),
-    (K.SOCKET, {"protocol": "tcp", "local": "[::ffff:10.0.0.1]:4", "remote": "[::ffff:10.0.0.7]:80"},
-     "tcp 10.0.0.7:80", "tcp 10.0.0.7:80"),
-    (K.SOCKET, {"protocol": "tcp", "local": "0.0.0.0:80"}, *["tcp listen 0.0.0.0:80"] * 2),
-    (K.SOCKET, {"protocol": "udp", "local": "0.0.0.0:53"}, "udp 0.0.0.0:53", "udp 0.0.0.0:53"),
-    (K.SOCKET, {"protocol": "unix", "remote": "/run/x.sock"}, "unix /run/x.sock", "unix /run/x.sock"),
-    (K.SOCKET, {"protocol": "unix", "local": "/run/x.sock", "peer_pid": 30},
-     "unix /run/x.sock (postgres 30)", "unix /run/x.sock (postgres)"),
-    (K.SOCKET, {"protocol": "unix", "name": "@tmp/x", "inode": 9}, "unix @tmp/x", "unix @tmp/x"),
-    (K.SOCKET, {"protocol": "unix", "inode": 9}, "unix socket inode 9", "unix socket"),
-    (K.PIPE, {"inode": 9}, "pipe inode 9", "pipe"),
-    (K.PIPE, {"inode": 9, "peer_pid": 77, "peer_comm": "gone"}, "pipe from gone (77)", "pipe from gone"),
-    (K.PIPE, {"inode": 9, "name": "/run/q", "peer_pid": 20}, "fifo /run/q from xz (20)", "fifo /run/q from xz"),
-    (K.FUTEX, {"pid": 10, "address": 0x55AA, "place": "heap"}, "futex heap 0x55aa", "futex heap"),
-    (K.FUTEX, {"pid": 10, "address": 0x55AA}, "futex 0x55aa", "futex"),
-    (K.FUTEX, {"pid": 10, "address": 5, "place": "/dev/shm/q+0x40"}, *["shared /dev/shm/q+0x40"] * 2),
-    (K.KERNEL_LOCK, {"pid": 10, "operation": Role.MMAP, "number": 3, "name": "find"},
-     "mmap_lock of find (10)", "mmap_lock of find"),
-    (K.KERNEL_LOCK, {"pid": 10, "operation": Role.INODE, "number": 3, "name": "/a"}, *["i_rwsem of /a"] * 2),
-    (K.KERNEL_LOCK, {"pid": 10, "operation": Role.SUPER, "inode": 7},
-     *["s_umount of the file system of inode 7"] * 2),
-    (K.KERNEL_LOCK, {"pid": 10, "address": 5, "place": "rtnl_mutex"}, *["rtnl_mutex"] * 2),
-    (K.KERNEL_LOCK, {"pid": 10, "address": 5, "number": 1}, *["kernel semaphore"] * 2),
-    (K.KERNEL_LOCK, {"pid": 10, "address": 5, "number": 9, "operation": 99}, *["kernel lock"] * 2),
-])  # fmt: skip
-def test_names(kind: K, fields: dict[str, Any], name: str, stable: str, tmp_path: Path) -> None:
-    assert both(tmp_path, *one_wait(kind, fields)) == ([name], [stable])
+@pytest.mark.parametrize(("kind", "fields", "name", "stable"), examples("unit/symbolize/objects.txt", "names"))
+def test_names(kind: str, fields: str, name: str, stable: str, tmp_path: Path) -> None:
+    assert both(tmp_path, *one_wait(K[kind], fields_of(fields))) == ([name], [stable])
 
 
 PIPE = described(thing(7, K.PIPE, inode=5))
@@ -220,21 +192,9 @@ def test_hosts_have_files_of_their_own(tmp_path: Path) -> None:
     assert names(profile) == ["web1:/a", "web2:/a"]
 
 
-@pytest.mark.parametrize(("kind", "fields", "inward"), [
-    (K.SOCKET, {"protocol": "tcp", "local": "10.0.0.1:40000", "remote": "10.0.0.7:5432"}, False),
-    (K.SOCKET, {"protocol": "tcp", "local": "10.0.0.1:80", "remote": "10.0.0.7:40000"}, True),
-    (K.SOCKET, {"protocol": "tcp", "local": "10.0.0.1:40000", "remote": "10.0.0.7:40001", "place": "accepted"}, True),
-    (K.SOCKET, {"protocol": "tcp", "local": "10.0.0.1:4000", "remote": "10.0.0.7:80"}, False),
-    (K.SOCKET, {"protocol": "unix", "name": "/run/x", "peer_pid": 20}, False),
-    (K.SOCKET, {"protocol": "unix", "name": "/run/x", "peer_pid": 20, "place": "accepted"}, True),
-    (K.SOCKET, {"protocol": "unix", "inode": 9, "peer_pid": 10}, True),
-    (K.SOCKET, {"protocol": "unix", "inode": 9, "peer_pid": 20}, False),
-    (K.PIPE, {"inode": 9, "peer_pid": 20}, False),
-    (K.PIPE, {"inode": 9}, True),
-    (K.FILE, {"inode": 9}, False),
-])  # fmt: skip
-def test_whose_events_are_work_that_comes_in(kind: K, fields: dict[str, Any], inward: bool, tmp_path: Path) -> None:
-    assert profile_of(tmp_path, *one_wait(kind, fields)).objects.inward.tolist()[0] is inward
+@pytest.mark.parametrize(("kind", "fields", "inward"), examples("unit/symbolize/objects.txt", "inward"))
+def test_whose_events_are_work_that_comes_in(kind: str, fields: str, inward: str, tmp_path: Path) -> None:
+    assert profile_of(tmp_path, *one_wait(K[kind], fields_of(fields))).objects.inward.tolist()[0] is bool(inward)
 
 
 ENDED = {"pid": 10, "waker_pid": 10}
