@@ -29,26 +29,8 @@ from perf_offcpu.perfdata.write.writer import FileWriter
 ID = 310
 SAMPLE_TYPE = BASE | SampleType.CALLCHAIN | SampleType.RAW
 
-FORMAT = f"""name: sched_switch
-ID: {ID}
-format:
-\tfield:unsigned short common_type;\toffset:0;\tsize:2;\tsigned:0;
-\tfield:unsigned char common_flags;\toffset:2;\tsize:1;\tsigned:0;
-\tfield:unsigned char common_preempt_count;\toffset:3;\tsize:1;\tsigned:0;
-\tfield:int common_pid;\toffset:4;\tsize:4;\tsigned:1;
-
-\tfield:char prev_comm[16];\toffset:8;\tsize:16;\tsigned:0;
-\tfield:pid_t prev_pid;\toffset:24;\tsize:4;\tsigned:1;
-\tfield:int prev_prio;\toffset:28;\tsize:4;\tsigned:1;
-\tfield:long prev_state;\toffset:32;\tsize:8;\tsigned:1;
-\tfield:char next_comm[16];\toffset:40;\tsize:16;\tsigned:0;
-\tfield:pid_t next_pid;\toffset:56;\tsize:4;\tsigned:1;
-\tfield:int next_prio;\toffset:60;\tsize:4;\tsigned:1;
-
-print fmt: "prev_state=%s%s", __print_flags(REC->prev_state & 0xff, "|", {{ 0x00000001, "S" }}, \
-{{ 0x00000002, "D" }}, {{ 0x00000004, "T" }}, {{ 0x00000008, "t" }}, {{ 0x00000010, "X" }}, \
-{{ 0x00000020, "Z" }}, {{ 0x00000040, "P" }}, {{ 0x00000080, "I" }}), REC->prev_state & 0x100 ? "+" : ""
-"""
+FORMATS = Path(__file__).resolve().parents[1] / "data" / "formats"
+FORMAT = (FORMATS / "sched_switch.txt").read_text()
 """As since 4.14 on 64-bit machines."""
 
 

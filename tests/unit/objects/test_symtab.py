@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """SymbolTable: which symbol covers an address."""
 
+import re
+
 import numpy as np
 import pytest
+from builders.examples import examples
 from builders.objects import names_at, names_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,46 +28,19 @@ def table(*rows: tuple[int, int, str] | tuple[int, int, str, int], limit: int = 
     return SymbolTable(symbols, strings)
 
 
-CASES: dict[str, tuple[SymbolTable, dict[int, str]]] = {
-    "a symbol covers its first byte and not the one behind it": (
-        table((0x100, 0x10, "main"), (0x200, 0x10, "exit")),
-        {0xFF: "", 0x100: "main", 0x10F: "main", 0x110: "", 0x200: "exit", 0x20F: "exit", 0x210: ""},
-    ),
-    "an empty table names nothing": (table(), {0: "", 1: "", 2**64 - 1: ""}),
-    "one without size reaches to the next": (
-        table((0x100, 0, "asm"), (0x140, 8, "next")), {0x13F: "asm", 0x140: "next"},
-    ),
-    "it is bounded by data, which names nothing": (
-        table((0x100, 0, "asm"), (0x120, 8, "TABLE"), (0x140, 8, "next")),
-        {0x11F: "asm", 0x120: "", 0x130: "", 0x140: "next"},
-    ),
-    "it ends with its section": (table((0x100, 0, "asm"), (0x9000, 8, "far"), limit=0x180), {0x17F: "asm", 0x180: ""}),
-    "at the top of the address space nothing wraps": (table((2**64 - 8, 0, "top")), {0: "", 5: ""}),
-    "nor with a size": (table((2**64 - 8, 2**63, "top")), {2**64 - 8: "top", 0: "", 2**63: ""}),
-    "a label inside a function is not a function": (
-        table((0x100, 0x80, "function"), (0x140, 0, "loop", LABEL), (0x180, 0, "behind", LABEL)),
-        {0x13F: "function", 0x140: "function", 0x17F: "function", 0x180: "behind"},
-    ),
-    "of aliases equal in all that counts the first stays": (
-        table((0x100, 8, "first"), (0x100, 8, "other")), {0x100: "first"},
-    ),
-    "of several without size the last gets the range": (
-        table((0x100, 0, "longer_name"), (0x100, 0, "last", LOCAL), (0x180, 8, "next")),
-        {0x100: "last", 0x17F: "last"},
-    ),
-    "the end is the winner's own": (table((0x100, 0x40, "a", WEAK), (0x100, 8, "b")), {0x107: "b", 0x108: ""}),
-    "the inner symbol wins and the outer goes on behind it": (
-        table((0x100, 0x100, "outer"), (0x140, 0x10, "inner"), (0x180, 0x10, "second")),
-        {0x13F: "outer", 0x140: "inner", 0x150: "outer", 0x17F: "outer", 0x185: "second", 0x190: "outer",
-         0x1FF: "outer", 0x200: ""},
-    ),
-}  # fmt: skip
+@pytest.mark.parametrize(("rule", "symbols", "names"), examples("unit/objects/symbols.txt", "cover"))
+def test_which_symbol_covers_an_address(rule: str, symbols: str, names: str) -> None:
+    words, limit = symbols.partition("limit=")[::2]
+    bounds = {"limit": int(limit, 16)} if limit else {}
+    pairs = [word.split("=") for word in names.split()]
+    shown = names_at(table(*map(row_of, words.split()), **bounds), *(int(address, 16) for address, _ in pairs))
+    assert shown == [name.strip("-") for _, name in pairs], rule
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_which_symbol_covers_an_address(case: str) -> None:
-    symbols, names = CASES[case]
-    assert names_at(symbols, *names) == [*names.values()]
+def row_of(symbol: str) -> tuple[int, int, str, int]:
+    """Return the row of `START+SIZE=NAME/RANK`; without a rank the symbol is global."""
+    start, size, name, rank = re.split("[+=/]", f"{symbol}/GLOBAL")[:4]
+    return int(start, 16), int(size, 16), name, {"LOCAL": LOCAL, "WEAK": WEAK, "LABEL": LABEL, "GLOBAL": GLOBAL}[rank]
 
 
 def test_source_tells_the_row_a_name_came_from() -> None:

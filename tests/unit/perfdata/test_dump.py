@@ -183,16 +183,7 @@ def test_types_have_the_names_that_perf_prints() -> None:
     assert len(names) > 18
 
 
-OLD_FORMAT = """name: sched_wakeup
-ID: 60
-format:
-\tfield:unsigned short common_type;\toffset:0;\tsize:2;
-\tfield:char comm[TASK_COMM_LEN];\toffset:8;\tsize:16;
-\tfield:__data_loc char[] note;\toffset:24;\tsize:4;
-\tfield:pid_t pid;\toffset:28;\tsize:4;\tsigned:1;
-
-print fmt: "comm=%s pid=%d", REC->comm, REC->pid
-"""
+OLD_FORMAT = (Path(__file__).parents[2] / "data" / "formats" / "sched_wakeup.txt").read_text()
 
 
 @pytest.fixture(scope="module")

@@ -12,34 +12,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders.examples import examples
 
 from perf_offcpu.objects.functions import file_offset_to_vaddr, load_elf_symbols
 from perf_offcpu.objects.symtab import SymbolTable
 from perf_offcpu.symbolize.demangle import as_perf, demangle
 from perf_offcpu.symbolize.kernel.kallsyms import load_kallsyms
 
-MANGLED = {
-    "main": "main", "_start": "_start", "_ZN3foo3barEi": "foo::bar", "_ZNK3foo3barEv": "foo::bar",
-    "_ZNKR3foo3barEv": "foo::bar", "_ZN3foo3barEi.cold": "foo::bar", "_ZN3foo3barEi.part.0.constprop.1": "foo::bar",
-    "_ZN3foo3barEi@plt": "foo::bar@plt", "_ZN3foo3barEi@@FOO_1.0": "foo::bar@@FOO_1.0",
-    "malloc@@GLIBC_2.2.5": "malloc@@GLIBC_2.2.5", "_ZN3fooC1Ev": "foo::foo", "_ZN3foocviEv": "foo::operator int",
-    "_ZN3foocvRiEv": "foo::operator int&",
-    "_ZNSt6vectorIiSaIiEE9push_backEOi": "std::vector<int, std::allocator<int> >::push_back",
-    "_ZStlsISt11char_traitsIcEERSt13basic_ostreamIcT_ES5_PKc": "std::operator<< <std::char_traits<char> >",
-    "_ZZN3foo3barEiENKUlvE_clEv": "foo::bar(int)::{lambda()#1}::operator()",
-    "_ZN12_GLOBAL__N_13fooEv": "(anonymous namespace)::foo", "_ZN3foo3barB5cxx11Ev": "foo::bar[abi:cxx11]",
-    "_ZN3fooILj8ELl5ELm7ELi3EE3barEv": "foo<8u, 5l, 7ul, 3>::bar",
-    "_ZN4llvm15AnalysisManagerINS_8FunctionEJEE5clearEv": "llvm::AnalysisManager<llvm::Function>::clear",
-    "_ZThn16_N3foo3barEv": "non-virtual thunk to foo::bar", "_ZTv0_n24_N3fooD0Ev": "virtual thunk to foo::~foo",
-    "_ZN4core3fmt9Formatter9write_str17h0123456789abcdefE": "core::fmt::Formatter::write_str",
-    "_ZN71_$LT$Test$u20$$u2b$$u20$$u27$static$u20$as$u20$foo..Bar$LT$Test$GT$$GT$3bar17h930b740aa94f1d3aE": (
-        "<Test + 'static as foo::Bar<Test>>::bar"
-    ),
-    "_RNvCskwGfYPst2Cb_3foo16example_function": "foo::example_function",
-    "_RNvCskwGfYPst2Cb_3foo16example_function.llvm.1234": "foo::example_function",
-    "_RINvNtC3std3mem8align_ofdEC3foo": "std::mem::align_of::<f64>", "_Z": "_Z", "_ZN": "_ZN", "_R": "_R", "": "",
-    "_Zno_name": "_Zno_name", "\udcff_Z": "\udcff_Z", "_Z1f\udcff": "_Z1f\udcff",
-}  # fmt: skip
+MANGLED = {name: shown for name, shown in examples("unit/symbolize/mangled.txt", "names")}
+MANGLED |= {name: name for name in ("", "\udcff_Z", "_Z1f\udcff")}
 
 
 def test_names_are_spelled_as_perf_spells_them() -> None:

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders.switching import FORMAT, SwitchTable, write_switches
+from builders.examples import examples
+from builders.switching import FORMAT, FORMATS, SwitchTable, write_switches
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -101,33 +102,11 @@ def told(switches: Switches, last_ns: int, tasks: Tasks) -> tuple[list[tuple[int
     return list(zip(*(column.tolist() for column in columns), strict=True)), counters
 
 
-@pytest.mark.parametrize(("line", "waits", "counted"), [
-    ("I--O-----I-O--I", [(3, 9), (11, 14)], {losses.BEGIN_UNKNOWN: 1}),
-    ("--o---i-----o-i", [(2, 6), (12, 14)], {}),
-    ("--O--", [(2, 100)], {}),  # lasts to the end of the recording
-    ("--oO----iI---oO--iI", [(2, 8), (13, 17)], {}),  # each switch seen twice: the tracepoint counts
-    ("--oO-----I---oO--I", [(2, 9), (13, 17)], {}),  # perf record COMMAND: only its own tracepoints
-    ("--O-----O---I", [(8, 12)], {losses.END_NOT_RECORDED: 1}),
-    ("--O--I--I--O--I", [(2, 5), (11, 14)], {losses.BEGIN_NOT_RECORDED: 1}),
-    ("--O--X", [], {losses.END_NOT_RECORDED: 1}),  # who exits has run before
-    ("--z", [], {}),  # death is no wait
-    ("-X-O", [], {}),
-    ("-X-O--I-O", [(3, 6)], {}),  # exiting takes waits, too
-    ("-F--I--O--I", [(7, 10)], {}),  # new threads did not wait before
-    ("--z-F-I--O-I", [(9, 11)], {}),  # the tid is used again
-    ("--O-F-I--O-I", [(9, 11)], {losses.END_NOT_RECORDED: 1}),
-    ("-X-O-F-I-O-I", [(9, 11)], {}),
-    ("-X-O-F-I-O--", [(9, 100)], {}),
-    ("", [], {}), ("FX", [], {}),
-    # No wait outlasts a loss: an I and an O may be missing in front of L,
-    ("--O--------L---I-O---I", [(17, 21)], {losses.IN_GAP: 1}),
-    ("--O---I--O--I--L--O---I", [(2, 6), (18, 22)], {losses.IN_GAP: 1}),  # or behind 9, or 12
-    ("--O-----IW--L", [(2, 8)], {}), ("L-O-----I", [(2, 8)], {}), ("--O-----L", [], {losses.IN_GAP: 1}),
-])  # fmt: skip
-def test_timelines(line: str, waits: list[tuple[int, int]], counted: dict[LossCause, int]) -> None:
+@pytest.mark.parametrize(("line", "waits", "lost"), examples("unit/decode/switches/timelines.txt", "timelines"))
+def test_timelines(line: str, waits: str, lost: str) -> None:
     places, counters = found({7: line})
-    assert [place[1:] for place in places] == waits
-    assert counters == counted
+    assert [f"{begin}-{end}" for _, begin, end in places] == waits.split()
+    assert counters == dict.fromkeys((losses.CAUSES[name] for name in lost.split()), 1)
 
 
 def test_threads_of_any_number_do_not_see_each_other() -> None:
@@ -362,18 +341,7 @@ def test_whatever_is_missing_waits_do_not_overlap(machine: Machine, data: st.Dat
 
 
 # Linux 3.16 on a 32-bit machine: longs of 4 bytes, other offsets, one letter for each bit of the mask.
-OLD_FORMAT = """name: sched_switch
-ID: 310
-format:
-\tfield:unsigned short common_type;\toffset:0;\tsize:2;\tsigned:0;
-\tfield:pid_t prev_pid;\toffset:8;\tsize:4;\tsigned:1;
-\tfield:long prev_state;\toffset:12;\tsize:4;\tsigned:1;
-\tfield:pid_t next_pid;\toffset:18;\tsize:4;\tsigned:1;
-
-print fmt: "%s%s", REC->prev_state & (1024-1) ? __print_flags(REC->prev_state & (1024-1), "|", { 1, "S"} , \
-{ 2, "D" }, { 4, "T" }, { 8, "t" }, { 16, "Z" }, { 32, "X" }, { 64, "x" }, { 128, "K"}, { 256, "W"}, \
-{ 512, "P" }) : "R", REC->prev_state & 1024 ? "+" : ""
-"""
+OLD_FORMAT = (FORMATS / "sched_switch-3.16.txt").read_text()
 NEW_STATES = {0: 0, 1: 1, 2: 2, 4: 4, 8: 8, 0x40: 0x40, 0x80: 0x402, 0x100: 0}
 OLD_STATES = {0: 0, 1: 1, 2: 2, 2 | 128: 0x102, 4: 4, 8: 8, 512: 0x40, 1024: 0, 1 | 1024: 0}
 MS = 1_000_000
