@@ -13,46 +13,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from browser.webdriver import Browser
+from browser.webdriver import Browser, javascript
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 _APPEND, _FINALIZE, _QUERY = 1, 2, 3
-_ENGINE = """
-    const [done, requests] = [arguments[1], arguments[0]];
-    if (!window.engine) {
-      const worker = new Worker("/engine_bundle.js"), channel = new MessageChannel();
-      worker.postMessage({ enginePort: channel.port1 }, [channel.port1]);
-      window.engine = channel.port2;
-    }
-    const parts = [];
-    window.engine.onmessage = ({ data }) => {
-      parts.push(btoa(Array.from(new Uint8Array(data), (byte) => String.fromCharCode(byte)).join("")));
-      done(parts);
-    };
-    for (const text of requests) {
-      window.engine.postMessage(Uint8Array.from(atob(text), (char) => char.charCodeAt(0)));
-    }
-"""
-_CATAPULT = """
-    const [text, done] = arguments;
-    const frame = document.createElement("iframe");
-    frame.src = "/assets/catapult_trace_viewer.html";
-    frame.onload = async () => {
-      const { tr } = frame.contentWindow, model = new tr.Model();
-      await new tr.importer.Import(model).importTracesWithProgressDialog([text]);
-      const threads = Object.values(model.processes).flatMap((one) => Object.values(one.threads));
-      done({
-        warnings: model.importWarnings.map((one) => one.message),
-        processes: Object.values(model.processes).map((one) => [one.pid, one.name]),
-        threads: threads.map((one) => [one.parent.pid, one.tid, one.name]),
-        slices: threads.flatMap((one) => one.sliceGroup.slices.map((slice) =>
-          [one.tid, slice.category, slice.title, slice.start, slice.duration])),
-        flows: model.flowEvents.length,
-        instants: model.instantEvents.length + threads.flatMap((one) => one.instantEvents ?? []).length,
-      });
-    };
-    document.body.append(frame);
-"""
+_ENGINE = javascript("engine")
+_CATAPULT = javascript("catapult")
 
 
 class _Files(http.server.SimpleHTTPRequestHandler):

@@ -4,7 +4,7 @@
 from typing import Any
 
 import pytest
-from browser.webdriver import KEYS, Browser, Show, text
+from browser.webdriver import KEYS, Browser, Show, javascript, text
 from builders.large import large_profile
 from builders.profile import Code, ProfileBuilder, kernel
 
@@ -31,12 +31,7 @@ def middle(box: dict[str, Any]) -> tuple[float, float]:
 
 def colour_at(browser: Browser, box: dict[str, Any], part: float) -> list[int]:
     """Return red, green, blue near the upper edge of a frame, where no text is."""
-    script = """
-        const canvas = document.getElementById("graph"), page = canvas.getBoundingClientRect();
-        const scale = canvas.width / page.width;
-        const [x, y] = [(arguments[0] - page.left) * scale, (arguments[1] - page.top) * scale];
-        return Array.from(canvas.getContext("2d").getImageData(x, y, 1, 1).data).slice(0, 3);
-    """
+    script = javascript("colour_at")
     found: list[int] = browser.run(script, box["x"] + part * box["width"], box["y"] + 1)
     return found
 
@@ -176,17 +171,7 @@ def test_hostile_names_stay_text(browser: Browser, show: Show) -> None:
 
 
 def test_the_policy_stops_scripts_and_network(browser: Browser, shown: Profile) -> None:
-    script = """
-        const blocked = [];
-        const note = (event) => blocked.push(event.effectiveDirective);
-        document.addEventListener("securitypolicyviolation", note);
-        const added = document.createElement("script");
-        added.textContent = "window.hacked = 1";
-        document.body.append(added);
-        new Image().src = "http://127.0.0.1:9/x.png";
-        return fetch("data:,x").then(() => "fetched", () => "refused").then((answer) =>
-            new Promise((done) => setTimeout(() => done([answer, typeof hacked, blocked.sort()]), 100)));
-    """
+    script = javascript("blocked")
     answer, hacked, blocked = browser.run(script)
     assert (answer, hacked) == ("refused", "undefined")
     assert blocked == ["connect-src", "img-src", "script-src-elem"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser.webdriver import KEYS, Browser, Show, text
+from browser.webdriver import KEYS, Browser, Show, javascript, text
 from builders.large import large_profile
 from builders.profile import ProfileBuilder, kernel
 from builders.program import run
@@ -66,37 +66,19 @@ def shown(show: Show) -> Profile:
 
 def press(browser: Browser, selector: str) -> None:
     """Click on an element, wherever it is in the window."""
-    script = """
-        const one = document.querySelector(arguments[0]);
-        one.scrollIntoView({ block: "center" });
-        const box = one.getBoundingClientRect();
-        return [box.x + Math.min(box.width / 2, 40), box.y + box.height / 2];
-    """
+    script = javascript("press")
     browser.click(*browser.run(script, selector))
 
 
 def place(browser: Browser, tid: int, at_ns: float) -> tuple[float, float]:
     """Return where a thread's lane shows a time (ns since the origin)."""
-    script = """
-        const { lanes, rec } = page, box = document.getElementById("lanes").getBoundingClientRect();
-        const lane = lanes.view.lanes.findIndex((one) => rec.data.tracks.tid[one.track] === arguments[0]);
-        return [box.left + lanes.xOf(arguments[1]), box.top + lanes.laneTop(lane) + 8];
-    """
+    script = javascript("place")
     x, y = browser.run(script, tid, at_ns)
     return x, y
 
 
 def drag(browser: Browser, begin: tuple[float, float], end: tuple[float, float]) -> None:
-    script = """
-        const [x0, y0, x1, y1, shift] = arguments;
-        const target = document.elementFromPoint(x0, y0);
-        const mouse = { button: 0, pointerId: 1, pointerType: "mouse", bubbles: true, shiftKey: shift };
-        const fire = (name, clientX, clientY) =>
-          target.dispatchEvent(new PointerEvent(name, { clientX, clientY, ...mouse }));
-        fire("pointerdown", x0, y0);
-        for (let i = 1; i <= 5; i++) fire("pointermove", x0 + (x1 - x0) * i / 5, y0 + (y1 - y0) * i / 5);
-        fire("pointerup", x1, y1);
-    """
+    script = javascript("drag")
     browser.run(script, *begin, *end, False)
     browser.settle()
 
@@ -149,15 +131,7 @@ def selections(profile: Profile, number: int, seed: int) -> Iterator[tuple[list[
 def test_sums_of_selections_are_those_of_the_report(browser: Browser, show: Show, made: Callable[[], Profile]) -> None:
     profile = made()
     show(profile)
-    script = """
-        const [span, tids, classes] = arguments, { rec } = page, origin = BigInt(rec.data.origin);
-        const since = (ns) => Number(BigInt(ns) - origin);
-        const tracks = tids && new Set([...rec.data.tracks.tid.keys()]
-          .filter((track) => tids.includes(rec.data.tracks.tid[track])));
-        const [from, to] = span ? span.map(since) : [null, null];
-        page.select({ from, to, tracks, classes: classes && new Set(classes) });
-        return page.sums();
-    """
+    script = javascript("selected_sums")
     seen = 0
     for (span, tids, classes), selection in selections(profile, 12, 7):
         sums = browser.run(script, span and list(map(str, span)), tids, classes)
@@ -174,11 +148,7 @@ def test_the_command_of_a_selection_has_its_sums(browser: Browser, tmp_path: Pat
     run("report", "--html", str(page), *options)
     browser.show(page, "window.page")
     assert text(browser, "verdict").startswith("./waiter --rounds 10 · 0.249 s · 14 threads on 2 CPUs")
-    script = """
-        const [from, to, tracks, classes] = arguments;
-        page.select({ from, to, tracks: new Set(tracks), classes: new Set(classes) });
-        return [document.getElementById("command").value, page.sums()];
-    """
+    script = javascript("selected_command")
     for span, tracks, classes in (
         ((10 * MS, 90 * MS), [0, 1, 2, 5], ["sleep", "lock"]),
         ((0, 60 * MS), [3, 4, 6], ["poll", "lock", "other"]),
@@ -215,17 +185,7 @@ def test_extreme_values(browser: Browser, show: Show, seed: int) -> None:
         )  # fmt: skip
     profile = builder.build()
     show(profile)
-    script = """
-        const { lanes, rec } = page;
-        for (let i = 0; i < 40; i++) { lanes.zoom(0.3); lanes.draw(); }
-        lanes.all();
-        for (let row = 0; row < rec.waits[rec.tracks]; row++) {
-          page.chooseWait(row);
-          lanes.showWait(row);
-          lanes.draw();
-        }
-        return page.sums().total[0];
-    """
+    script = javascript("extremes")
     assert browser.run(script) == str(int(profile.samples.period.sum()))
 
 
@@ -341,12 +301,7 @@ def test_keys(browser: Browser, shown: Profile) -> None:
 
 
 def test_wheel_zooms_and_pans(browser: Browser, shown: Profile) -> None:
-    turn = """
-        const [x, y, options] = arguments;
-        document.getElementById("lanes").dispatchEvent(new WheelEvent("wheel",
-          { clientX: x, clientY: y, bubbles: true, cancelable: true, ...options }));
-        return [page.lanes.view.from, page.lanes.view.to];
-    """
+    turn = javascript("wheel")
     x, y = place(browser, 101, 200 * MS)
     from_, to = browser.run(turn, x, y, {"deltaY": -300, "ctrlKey": True})
     assert place(browser, 101, 200 * MS)[0] == pytest.approx(x, abs=1), "the time under the pointer stays"
@@ -357,25 +312,7 @@ def test_wheel_zooms_and_pans(browser: Browser, shown: Profile) -> None:
 
 
 def test_fingers_pan_and_zoom(browser: Browser, shown: Profile) -> None:
-    script = """
-        const canvas = document.getElementById("lanes"), box = canvas.getBoundingClientRect();
-        const fire = (name, pointerId, x) => canvas.dispatchEvent(new PointerEvent(name,
-          { clientX: box.left + x, clientY: box.top + 20, pointerId, pointerType: "touch", bubbles: true }));
-        const times = () => [page.lanes.view.from, page.lanes.view.to];
-        page.lanes.zoom(0.5);
-        const before = times();
-        fire("pointerdown", 1, 500);
-        fire("pointermove", 1, 450);
-        fire("pointerup", 1, 450);
-        const panned = times();
-        fire("pointerdown", 1, 500);
-        fire("pointerdown", 2, 600);
-        fire("pointermove", 1, 400);
-        fire("pointermove", 2, 700);
-        fire("pointerup", 1, 400);
-        fire("pointerup", 2, 700);
-        return [before, panned, times(), page.state.sel.from];
-    """
+    script = javascript("fingers")
     before, panned, zoomed, selected = browser.run(script)
     assert panned[0] > before[0] and panned[1] - panned[0] == pytest.approx(before[1] - before[0])
     assert zoomed[1] - zoomed[0] == pytest.approx((panned[1] - panned[0]) / 3, rel=0.01) and selected is None
@@ -486,12 +423,7 @@ def test_buttons_of_the_flame_graph(browser: Browser, shown: Profile) -> None:
     )
 
 
-COLOUR = """
-    const canvas = document.getElementById("lanes"), box = canvas.getBoundingClientRect();
-    const scale = canvas.width / box.width, pen = canvas.getContext("2d");
-    const [x, y] = [(arguments[0] - box.left) * scale, (arguments[1] - box.top - 6) * scale];
-    return [...pen.getImageData(x, y, 1, 1).data].slice(0, 3);
-"""
+COLOUR = javascript("pixels")
 
 
 PAUSED = ((-10, 11), (19, 600))  # times that are recorded, ms
@@ -555,22 +487,12 @@ def test_screens(browser: Browser, show: Show, size: tuple[int, int]) -> None:
     assert wide[0] <= wide[1], "nothing is wider than the screen"
     x, _ = place(browser, 101, 40 * MS)
     assert 0 < x < size[0]
-    hidden = """
-        return [...document.querySelectorAll("button, input, select")].filter((one) => {
-          const box = one.getBoundingClientRect();
-          return one.checkVisibility() && (box.right > innerWidth + 1 || box.left < -1 || box.width < 1);
-        }).map((one) => one.id || one.textContent);
-    """
+    hidden = javascript("hidden")
     assert browser.run(hidden) == []
 
 
 def test_names_for_screen_readers(browser: Browser, shown: Profile) -> None:
-    nameless = """
-        const named = (one) => one.ariaLabel || one.getAttribute("aria-labelledby") || one.textContent.trim();
-        return [...document.querySelectorAll("button, input, select, canvas, section, [role]")]
-          .filter((one) => !named(one) && one.ariaHidden !== "true" && !one.hidden)
-          .map((one) => one.outerHTML.slice(0, 80));
-    """
+    nameless = javascript("nameless")
     assert browser.run(nameless) == [] and browser.run("return document.documentElement.lang") == "en"
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from browser.perfetto_ui import TraceProcessor, imported, served
 from browser.programs import perfetto
-from browser.webdriver import Browser
+from browser.webdriver import Browser, javascript
 from builders.converted import converted_bytes
 from builders.large import large_profile
 from builders.profile import ProfileBuilder, kernel
@@ -160,15 +160,7 @@ def test_the_whole_page_shows_the_trace(browser: Browser, address: str, name: st
         '<script src="/frontend_bundle.js"></script></body>'
     ).encode()
     browser.open(f"{address}/shown.html")
-    colours = """
-        const found = new Set();
-        for (const canvas of document.querySelectorAll("canvas")) {
-          if (!canvas.width || !canvas.height) continue;
-          const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
-          for (let i = 0; i < data.length; i += 4) found.add(data[i] << 16 | data[i + 1] << 8 | data[i + 2]);
-        }
-        return found.size;
-    """
+    colours = javascript("perfetto_colours")
     end = time.monotonic() + 60
     while (number := browser.run(colours)) < 20 and time.monotonic() < end:
         time.sleep(0.2)

@@ -12,7 +12,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 from browser.programs import speedscope
-from browser.webdriver import Browser
+from browser.webdriver import Browser, javascript
 from builders.converted import converted_bytes
 from builders.large import large_profile
 from builders.profile import ProfileBuilder, kernel
@@ -64,18 +64,7 @@ def sandwich(browser: Browser) -> dict[str, tuple[str, str]]:
 
 def colours(browser: Browser) -> int:
     """Return the number of colours of the picture: an empty chart has few."""
-    script = """
-        const done = arguments[1], image = new Image();
-        image.onload = () => {
-            const canvas = document.createElement("canvas");
-            [canvas.width, canvas.height] = [image.width, image.height];
-            const pen = canvas.getContext("2d");
-            pen.drawImage(image, 0, 0);
-            const pixels = new Uint32Array(pen.getImageData(0, 0, image.width, image.height).data.buffer);
-            done(new Set(pixels).size);
-        };
-        image.src = "data:image/png;base64," + arguments[0];
-    """
+    script = javascript("speedscope_colours")
     return int(browser.run_async(script, browser.picture()))
 
 

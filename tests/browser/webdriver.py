@@ -43,6 +43,11 @@ def _started() -> tuple[subprocess.Popen[str], int]:
     raise RuntimeError(f"chromedriver did not start: {said}")
 
 
+def javascript(name: str) -> str:
+    """Return a function body of tests/browser/scripts."""
+    return Path(__file__).with_name("scripts").joinpath(f"{name}.js").read_text()
+
+
 class Browser:
     """One chromedriver, one browser, one page, with a new user-data directory."""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of losses, and Documentation/losses.md, which is made of it. After a change to the table:
+"""The table of losses, and the tables of Documentation/losses.md, which are made of it. After a change to the table:
 `.venv/bin/python tests/unit/test_losses.py`"""
 
 from pathlib import Path
@@ -11,17 +11,6 @@ from perf_offcpu.losses import CAUSES, LossCause, Losses, Stage
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "Documentation" / "losses.md"
-
-INTRODUCTION = """\
-# Losses and remedies
-
-What is missing in a recording, or could not be read, named or shown, is counted by cause. `report` lists the
-causes with their numbers: losses under "Lost or damaged", others under "Samples to know about". The last line
-of `record` names those marked †; only `record -v` prints counters marked ‡, which are no losses. The recorder
-writes its counters into the file under these names.
-
-This page is made from `perf_offcpu/losses.toml`.
-"""
 
 
 def table(stage: Stage) -> str:
@@ -38,7 +27,8 @@ def mark(row: LossCause) -> str:
 
 
 def page() -> str:
-    return "\n".join([INTRODUCTION, *map(table, Stage)])
+    introduction = PAGE.read_text().partition("## ")[0]
+    return introduction + "\n".join(map(table, Stage))
 
 
 def test_the_page_shows_the_table() -> None:

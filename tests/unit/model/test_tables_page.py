@@ -12,17 +12,6 @@ from perf_offcpu.model.recording import SampleFlag, Samples
 
 PAGE = Path(__file__).parents[3] / "Documentation" / "tables.md"
 
-INTRODUCTION = """\
-# The tables of a Recording and a Profile
-
-`decode` makes a Recording of a perf.data file, `symbolize` a Profile of a Recording; converters and reports
-read Profiles. A table is a set of arrays of equal length, one a column. A *row* column holds the number of a
-row in another table, a *string* column that of a row in the table of strings, whose row 0 is "". The column
-*none* has the value for "unknown" or "not present", if there is one. Times are CLOCK_MONOTONIC.
-
-This page is made from the declarations in `perf_offcpu/model/`.
-"""
-
 NAMES = "Samples DeferredChains Spaces Maps Dsos Comms Tasks Budget KernelSymbols".split()
 TABLES: dict[str, tuple[type[Table], ...]] = {
     "Recording: raw addresses": tuple(getattr(recording, name) for name in NAMES),
@@ -50,10 +39,10 @@ def flags() -> str:
 
 
 def page() -> str:
-    parts = [INTRODUCTION]
+    introduction, parts = PAGE.read_text().partition("## ")[0], list[str]()
     for title, kinds in TABLES.items():
         parts += [f"## {title}\n", *map(table, kinds)]
-    return "\n".join([*parts, flags()])
+    return introduction + "\n".join([*parts, flags()])
 
 
 def test_the_page_shows_the_tables_as_they_are() -> None:
