@@ -27,7 +27,7 @@ from kernel.agents import HOSTS, Place, fetch, recorder_of  # noqa: E402
 from kernel.test_agent_cost import PARTS, STATS, booked, taken  # noqa: E402
 from waiting_programs import postgres  # noqa: E402
 
-from perf_offcpu.agent.run_time import context_switches  # noqa: E402
+from perf_offcpu.agent.cost.run_time import context_switches  # noqa: E402
 
 MINUTE_NS = 60 * 10**9
 STRESS = {"switches": ["stress-ng", "--switch", "2"], "forks": ["stress-ng", "--fork", "2"]}

@@ -15,14 +15,14 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from perf_offcpu.agent.budget import Bucket
 from perf_offcpu.agent.config import DAY_S, AgentConfig
 from perf_offcpu.agent.containers import ContainerAsker
-from perf_offcpu.agent.cost import keep_no_free_memory
+from perf_offcpu.agent.cost.budget import Bucket
+from perf_offcpu.agent.cost.keeper import BudgetKeeper
+from perf_offcpu.agent.cost.parts import keep_no_free_memory
 from perf_offcpu.agent.delivery import Delivery
 from perf_offcpu.agent.endpoint import Endpoint, Notifier, read_token
 from perf_offcpu.agent.journal import Problem, Say
-from perf_offcpu.agent.keeper import BudgetKeeper
 from perf_offcpu.agent.ledger import BUDGET, LOOK_NS, ON, STOPPED, Ledger, boot_id
 from perf_offcpu.agent.recorder import ROTATE, Recorder, arguments_of
 from perf_offcpu.agent.sinks import Backoff, DatasetSink, LeaseKeeper, PushSink

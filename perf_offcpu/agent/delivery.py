@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from perf_offcpu.agent.budget import Bucket
+from perf_offcpu.agent.cost.budget import Bucket
 from perf_offcpu.agent.journal import Problem, Say
 from perf_offcpu.agent.ledger import Ledger
 from perf_offcpu.agent.sinks import DELIVERING, DatasetSink, PushSink, Worker, machine_id

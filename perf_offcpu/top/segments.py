@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final, Self
 
-from perf_offcpu.agent.cost import Cost, keep_no_free_memory
+from perf_offcpu.agent.cost.parts import Cost, keep_no_free_memory
 from perf_offcpu.agent.recorder import ACCOUNT, ROTATE, Recorder
 from perf_offcpu.analysis.classes.rules_file import usual_rules
 from perf_offcpu.cache import KeptCache

@@ -11,7 +11,7 @@ import pytest
 from kernel.agents import START_S, Place, fetch, recorder_of
 from kernel.recorder import until
 
-from perf_offcpu.agent.run_time import Programs
+from perf_offcpu.agent.cost.run_time import Programs
 
 STATS = Path("/proc/sys/kernel/bpf_stats_enabled")
 PHASE_S = 12

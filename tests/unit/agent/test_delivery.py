@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from perf_offcpu.agent import sinks
-from perf_offcpu.agent.budget import Bucket
+from perf_offcpu.agent.cost.budget import Bucket
 from perf_offcpu.agent.delivery import Delivery
 from perf_offcpu.agent.ledger import Ledger, Origin
 from perf_offcpu.agent.sinks import DatasetSink

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from perf_offcpu.agent import keeper
-from perf_offcpu.agent.budget import COSTLY_S, HOUR_S, LEAST_S, MINUTE_S, Bucket, CpuBudget, Duty, Pauses
 from perf_offcpu.agent.config import AgentConfig
-from perf_offcpu.agent.keeper import LONGEST_SEGMENT_S, MAX_RAISE, BudgetKeeper, Period, SegmentLength
+from perf_offcpu.agent.cost import keeper
+from perf_offcpu.agent.cost.budget import COSTLY_S, HOUR_S, LEAST_S, MINUTE_S, Bucket, CpuBudget, Duty, Pauses
+from perf_offcpu.agent.cost.keeper import LONGEST_SEGMENT_S, MAX_RAISE, BudgetKeeper, Period, SegmentLength
 from perf_offcpu.agent.ledger import LOOK_NS, ON, Ledger
 from perf_offcpu.agent.metrics import Metrics
 from perf_offcpu.agent.recorder import PAUSE, RESUME

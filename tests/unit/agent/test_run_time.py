@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from perf_offcpu.agent import run_time
-from perf_offcpu.agent.run_time import Programs, RunTime
+from perf_offcpu.agent.cost import run_time
+from perf_offcpu.agent.cost.run_time import Programs, RunTime
 
 Activity = Callable[[float], tuple[float, float]]
 """Time, s → switches a second, and run time of each, s."""

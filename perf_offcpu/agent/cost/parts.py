@@ -8,8 +8,8 @@ import resource
 import time
 from typing import Final
 
+from perf_offcpu.agent.cost.run_time import RunTime
 from perf_offcpu.agent.recorder import Recorder
-from perf_offcpu.agent.run_time import RunTime
 from perf_offcpu.files import read_kernel
 
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")

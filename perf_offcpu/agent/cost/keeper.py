@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from perf_offcpu.agent.budget import LEAST_S, MINUTE_S, RECENT_S, CpuBudget, Duty, Pauses
 from perf_offcpu.agent.config import AgentConfig
-from perf_offcpu.agent.cost import Cost
+from perf_offcpu.agent.cost.budget import LEAST_S, MINUTE_S, RECENT_S, CpuBudget, Duty, Pauses
+from perf_offcpu.agent.cost.parts import Cost
 from perf_offcpu.agent.metrics import Metrics
 from perf_offcpu.agent.recorder import PAUSE, RESUME, ROTATE, Recorder
 
