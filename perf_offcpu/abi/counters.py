@@ -7,8 +7,8 @@ are a sample of period 0 of a separate bpf-output event, the last record of the 
 
 More payloads, distinguished by their magic, share the event. Budgets state how threads spent their time. A sample
 holds the budgets of some threads, of ended threads as the collector drains them from the kernel, else at the end of
-the recording. Others hold Python functions, or tasks of the event loop, of a thread that is still blocked
-at the end, or `wait_objects`.
+the recording. Others hold Python functions of a thread that is still blocked at the end, the tasks of an
+event loop, or `wait_objects`.
 """
 
 from perf_offcpu.abi import wait_objects
@@ -111,7 +111,9 @@ TASKS = Layout(
     Field("nr", U16, doc="tasks in the text"),
     Field("pid", U32, doc="tgid"),
     Field("tid", U32, doc="of the thread that runs the loop"),
-    Field("switch_out_ns", U64, doc="CLOCK_MONOTONIC: begin of the thread's wait; 0 if it has run since"),
+    Field("switch_out_ns", U64, doc="CLOCK_MONOTONIC: begin of the thread's wait; 0 if it has run since, or not known"),
+    Field("read_ns", U64, doc="CLOCK_MONOTONIC: time of the reading"),
+    Field("weight_ns", U64, doc="time for which the reading stands: since the one before; 0 at the end"),
     Field(
         "text",
         TEXT,
@@ -120,7 +122,7 @@ TASKS = Layout(
         "[[function, file, line] of its coroutines, leaf first]]; the type is running of the running task",
     ),
 )
-"""Payload with tasks of asyncio of a thread that is still blocked at the end."""
+"""Payload with tasks of asyncio of a thread that is blocked; without any if it ran, or they could not be read."""
 
 CODE = Layout(
     "offcpu-counters Python function",

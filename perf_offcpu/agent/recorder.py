@@ -49,6 +49,7 @@ def arguments_of(config: AgentConfig, period_ns: int, output: str) -> list[str]:
         *("--off-cpu-period", f"{period_ns}ns"),
         *("--max-rate", str(rate)),
         "--no-jvm-names",  # some MB for each JVM, in each segment
+        "--task-rate=0",
         f"--switch-output={_LONGEST_FILES * config.segment_s + _LONGEST_FILE_S}s",
         *("-o", output),
     ]

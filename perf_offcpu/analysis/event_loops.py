@@ -34,8 +34,10 @@ class TaskGroup(NamedTuple):
     tasks: int
     waits_for: str
     function: str  # of the program; "" if all coroutines are asyncio's
-    holders: list[str]  # tasks that hold the lock
+    holders: list[str]  # tasks that hold the lock, or the loop
     names: list[str]
+    members: list[LoopTask]
+    held_by: list[LoopTask]
 
     @property
     def is_held_up(self) -> bool:
@@ -55,7 +57,7 @@ def loop_rows(profile: Profile) -> list[LoopRow]:
     """Return the event loops of the threads that have samples in a profile; loops with tasks held up come first."""
     samples, strings = profile.samples, profile.strings
     comm_of = dict(zip(samples.tid.tolist(), samples.comm.tolist(), strict=True)) if profile.loops else {}
-    loops = [loop for loop in profile.loops if loop.tid in comm_of]
+    loops = [loop for loop in profile.loops if loop.tid in comm_of and not loop.weight_ns]
     rows = [LoopRow(printable(strings[comm_of[loop.tid]]), loop, groups_of(loop)) for loop in loops]
     return sorted(rows, key=lambda row: -sum(group.tasks for group in row.groups if group.is_held_up))
 
@@ -70,10 +72,11 @@ def groups_of(loop: EventLoop) -> list[TaskGroup]:
             inside[thing].append(task)
         what = _waits_for(task, names)
         by_thing[what, _function(task), task.awaited if what in _HELD_UP else 0].append(task)
-    groups = []
+    running, groups = [task for task in loop.tasks if task.awaits == RUNNING], []
     for (what, function, thing), tasks in by_thing.items():
-        holders = [f"{task.name} ({_where(task)})" for task in inside[thing]] if thing else []
-        groups.append(TaskGroup(len(tasks), what, function, holders, [task.name for task in tasks]))
+        held_by = inside[thing] if thing else running if what == READY else []
+        holders, own_names = [f"{task.name} ({place_of(task)})" for task in held_by], [task.name for task in tasks]
+        groups.append(TaskGroup(len(tasks), what, function, holders, own_names, tasks, held_by))
     return sorted(groups, key=lambda group: (group.waits_for != RUNNING, not group.is_held_up, -group.tasks))
 
 
@@ -81,7 +84,8 @@ def sentences_of(rows: list[LoopRow]) -> list[str]:
     """Return a sentence for each loop that a task blocks, or in which tasks are held up."""
     sentences = []
     for row in rows:
-        parts = [_part(group) for group in row.groups if group.is_held_up or group.waits_for == RUNNING]
+        ready = sum(group.tasks for group in row.groups if group.waits_for == READY)
+        parts = [_part(group, ready) for group in row.groups if group.is_held_up or group.waits_for == RUNNING]
         sentences += [f"event loop of {row.comm} {row.loop.tid}: {'; '.join(parts[:_SHOWN])}"] if parts else []
     more = len(sentences) - _SHOWN_LOOPS
     return sentences[:_SHOWN_LOOPS] + ([f"and {more} more event loops with tasks that are held up"] if more > 0 else [])
@@ -90,17 +94,19 @@ def sentences_of(rows: list[LoopRow]) -> list[str]:
 def held_up_waits(profile: Profile) -> I64:
     """Return int64: samples that are waits of event loops, at the end, in which tasks are held up: the thread is not
     idle, although it waits for events."""
-    waits = {loop[:3] for loop in profile.loops if any(group.is_held_up for group in groups_of(loop))}
+    ends = [loop for loop in profile.loops if not loop.weight_ns]
+    waits = {loop[:3] for loop in ends if any(group.is_held_up for group in groups_of(loop))}
     samples = profile.samples
     rows = np.flatnonzero(samples.has(SampleFlag.STILL_BLOCKED))
     ids = zip(*(column[rows].tolist() for column in (samples.pid, samples.tid, samples.switch_out_ns)), strict=True)
     return rows[[wait in waits for wait in ids]]
 
 
-def _part(group: TaskGroup) -> str:
+def _part(group: TaskGroup, ready: int) -> str:
     where = f" in {group.function}" if group.function else ""
     if group.waits_for == RUNNING:
-        return f"{group.names[0]} blocks it{where}"
+        kept = f", {ready} ready {'task waits' if ready == 1 else 'tasks wait'} for it" if ready else ""
+        return f"{group.names[0]} blocks it{where}{kept}"
     waits, more = "task waits" if group.tasks == 1 else "tasks wait", len(group.holders) - _SHOWN
     holders = ", ".join(group.holders[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
     held = f"held by {holders}" if holders else "holder not known"
@@ -124,6 +130,7 @@ def _function(task: LoopTask) -> str:
     return next((function for function, file, _ in task.frames if "/asyncio/" not in file), "")
 
 
-def _where(task: LoopTask) -> str:
+def place_of(task: LoopTask) -> str:
+    """Return where a task is: the innermost function, and that of the program."""
     leaf, own = task.frames[0][0] if task.frames else READY, _function(task)
     return f"{leaf} in {own}" if own and own != leaf else leaf

@@ -38,6 +38,7 @@ from perf_offcpu.collect.jvms import Jvms
 from perf_offcpu.collect.kernel_totals.user_stacks import Unread
 from perf_offcpu.collect.options import RecordOptions, bpf_config
 from perf_offcpu.collect.python.processes import PythonProcesses
+from perf_offcpu.collect.python.task_readings import TaskReadings
 from perf_offcpu.collect.rings.pressure import Pressure, RunDelay
 from perf_offcpu.collect.rings.rings import Rings, Sink, default_ring_bytes
 from perf_offcpu.collect.rings.side_band import SideBand
@@ -67,6 +68,7 @@ class Collector:
         pressure: measures the time between two drains.
         build_ids: build-ids of mapped files.
         pythons, jvms: the processes that run CPython and JVMs.
+        task_readings: readings of the tasks of event loops.
         unread: counts of stacks and other data that could not be read from other processes.
         known_tasks, known_kernel: records of tasks and kernel made for one file, to be used again in the next.
         counters_event: the event of samples that the recorder itself makes and writes; it has no ring.
@@ -89,6 +91,8 @@ class Collector:
             self.unread = Unread()
             self.pythons = PythonProcesses(self.unread.lost)
             stack.callback(self.pythons.close)
+            self.task_readings = TaskReadings(options.task_rate_hz, lambda: self.pythons.pids, self._recorded)
+            stack.callback(self.task_readings.close)
             says_ended = options.target.is_system or bool(options.command)
             self.jvms = Jvms(say, self.unread.lost, self._recorded, asks=options.asks_jvms, says_ended=says_ended)
             self.pythons.maps = self.program.maps if self.program.reads_python else None
@@ -174,6 +178,7 @@ class Collector:
         self.span = Span(now_ns(), 0, self.options.least_ns)
         self.program.enable()
         self._sampling.enable()
+        self.task_readings.begin()
 
     def _add_targets(self) -> None:
         target, maps = self.options.target, self.program.maps

@@ -179,7 +179,7 @@ def _summary(args: argparse.Namespace) -> int:
         folded(args, profile_from_args(args)),
         split_list(args.event),
         _limits(args),
-        keys=parse_keys(args.sort) or ("class",),
+        keys=parse_keys(args.sort) or (("comm", "object") if args.by == "task" else ("class",)),
         children=args.children,
         whole_lives=whole_lives(args),
         verdict=not args.no_verdict,

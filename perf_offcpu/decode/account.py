@@ -75,8 +75,9 @@ BUDGET_SUMS = (
     "running_ns", "runnable_ns", "preempted_ns", "throttled_ns", "interruptible_ns", "uninterruptible_ns",
     "idle_ns", "other_ns", "switches",
 )  # fmt: skip
-_LIMIT = np.uint64(2**62)
+_LIMIT, _MOST_LINE = np.uint64(2**62), 2**31 - 1
 _FUNCTION = re.compile(r"(?P<name>[^\t]*)\t(?P<file>[^\t]*)\t(?P<line>[0-9]{1,9})\t(?P<call>[0-9]{1,9})")
+_Reading = tuple[int, int, int, int, int]  # fields of EventLoop before its tasks
 
 
 def is_counters(spec: EventSpec) -> bool:
@@ -97,7 +98,8 @@ class CollectorAccount:
     counted: Losses = field(default_factory=Losses)  # losses by cause
     budgets: list[Budget] = field(default_factory=list)  # of threads, in the order of the file
     python: dict[tuple[int, int], Functions] = field(default_factory=dict)  # (tid, begin of the wait) → functions
-    loops: dict[tuple[int, int, int], list[LoopTask]] = field(default_factory=dict)  # by pid, tid, switch_out_ns
+    loops: dict[_Reading, list[LoopTask]] = field(default_factory=dict)
+    loop_tasks: dict[bytes, LoopTask] = field(default_factory=dict)  # by their lines, which are often the same
     codes: dict[int, Code] = field(default_factory=dict)  # Python functions by id
     perf_maps: dict[int, bytes] = field(default_factory=dict)  # lines of perf maps by pid
     notes: dict[str, tuple[int, int]] = field(default_factory=dict)  # (number, ns) of each counter by name
@@ -118,9 +120,9 @@ class CollectorAccount:
                 self.python |= (functions := read_functions(payload, order))
                 is_sound = bool(functions)
             elif magic == TASKS_MAGIC:
-                thread, loop_tasks = read_loop_tasks(payload, order)
-                self.loops.setdefault(thread, []).extend(loop_tasks)
-                is_sound = bool(loop_tasks)
+                reading, loop_tasks = read_loop_tasks(payload, order, self.loop_tasks)
+                self.loops.setdefault(reading, []).extend(loop_tasks)
+                is_sound = bool(loop_tasks or reading[4])
             elif magic == CODES_MAGIC:
                 self.codes |= (codes := read_codes(payload, order))
                 is_sound = bool(codes)
@@ -140,9 +142,10 @@ class CollectorAccount:
         return True
 
     def event_loops(self) -> tuple[EventLoop, ...]:
-        """Return the event loops; of a thread that was read several times, the last."""
-        last = {thread[:2]: EventLoop(*thread, tuple(rows)) for thread, rows in self.loops.items() if rows}
-        return tuple(last.values())
+        """Return the readings of event loops; of a thread that was read at several ends, the last of these."""
+        readings = [EventLoop(*reading, tuple(tasks)) for reading, tasks in self.loops.items()]
+        last = {(loop.pid, loop.tid): loop for loop in readings if loop.tasks and not loop.weight_ns}
+        return *last.values(), *(loop for loop in readings if loop.weight_ns)
 
     def _read_counters(self, payload: bytes, order: Order) -> bool:
         """Add times and losses of a counters payload; return False if it is damaged. An unknown magic is skipped."""
@@ -199,23 +202,26 @@ def read_functions(payload: bytes, order: Order) -> dict[tuple[int, int], Functi
     return {(values["tid"], values["switch_out_ns"]): functions}
 
 
-def read_loop_tasks(payload: bytes, order: Order) -> tuple[tuple[int, int, int], list[LoopTask]]:
-    """Return ((pid, tid, switch_out_ns), tasks) of a TASKS payload; no tasks if it is damaged."""
+def read_loop_tasks(payload: bytes, order: Order, known: dict[bytes, LoopTask]) -> tuple[_Reading, list[LoopTask]]:
+    """Return (reading, tasks) of a TASKS payload; no tasks if it is damaged. `known`: tasks by their lines; updated."""
+    damaged: tuple[_Reading, list[LoopTask]] = (0, 0, 0, 0, 0), []
     try:
         values = TASKS.unpack(payload, order)
-    except LayoutError:
-        return (0, 0, 0), []
-    thread, tasks = (values["pid"], values["tid"], values["switch_out_ns"]), list[LoopTask]()
-    try:
-        for line in values["text"].strip(b"\0\n").split(b"\n"):
-            address, name, awaits, awaited, by, inside, frames = json.loads(line)
-            places = tuple((printable(str(function)), str(file), int(number)) for function, file, number in frames)
-            sets = frozenset(map(int, by)), frozenset(map(int, inside))
-            names = printable(str(name)), printable(str(awaits))
-            tasks.append(LoopTask(int(address), *names, int(awaited), *sets, places))
-    except (ValueError, TypeError, RecursionError, OverflowError):
-        return thread, []
-    return thread, tasks if max(thread[:2]) < 1 << 31 and thread[2] < _LIMIT else []
+        ids, times = (values["pid"], values["tid"]), (values["switch_out_ns"], values["read_ns"], values["weight_ns"])
+        lines = values["text"].strip(b"\0\n").split(b"\n") if values["nr"] else []
+        for line in lines:
+            known[line] = known.get(line) or _read_task(line)
+    except (LayoutError, ValueError, TypeError, RecursionError, OverflowError):
+        return damaged
+    is_sound = max(ids) < 1 << 31 and max(times) < _LIMIT
+    return (ids + times, [known[line] for line in lines]) if is_sound else damaged
+
+
+def _read_task(line: bytes) -> LoopTask:
+    address, name, awaits, awaited, by, inside, frames = json.loads(line)
+    places = tuple((printable(str(name)), str(file), min(max(int(line), 0), _MOST_LINE)) for name, file, line in frames)
+    sets = frozenset(map(int, by)), frozenset(map(int, inside))
+    return LoopTask(int(address), printable(str(name)), printable(str(awaits)), int(awaited), *sets, places)
 
 
 def read_budgets(payload: bytes, order: Order) -> Budget | None:

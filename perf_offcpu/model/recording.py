@@ -325,12 +325,14 @@ class LoopTask(NamedTuple):
 
 
 class EventLoop(NamedTuple):
-    """Tasks of asyncio in a thread that is blocked at the end. `switch_out_ns`: begin of the thread's wait; 0 if the
-    thread ran again before its tasks were read."""
+    """Reading of the tasks of asyncio in a thread that is blocked; no tasks if it ran, or they could not be read.
+    `switch_out_ns`: begin of the thread's wait; 0 if the thread ran again before its tasks were read, or not known."""
 
     pid: int
     tid: int
     switch_out_ns: int
+    read_ns: int
+    weight_ns: int  # time for which the reading stands; 0 for the last one, at the end
     tasks: tuple[LoopTask, ...]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 from builders import program
 from kernel.recorder import run, until
@@ -75,6 +76,29 @@ asyncio.run(main())
 BUSY = "import asyncio\nasync def f():\n print(1, flush=True)\n while 1: await asyncio.sleep(1e-5)\nasyncio.run(f())"
 
 
+CONVOY = """
+import asyncio, json, random, time
+lock, since, waited = asyncio.Lock(), {}, 0
+
+async def save(number):
+    global waited
+    while True:
+        since[number] = time.monotonic_ns()
+        async with lock:
+            waited += time.monotonic_ns() - since.pop(number)
+            await asyncio.sleep(random.uniform(0.01, 0.1))
+        await asyncio.sleep(random.uniform(0, 0.2))
+async def main():
+    async with asyncio.TaskGroup() as group:
+        for number in range(6): group.create_task(save(number))
+        while True:
+            now = time.monotonic_ns()
+            print(json.dumps([now, waited + sum(now - begin for begin in since.values())]), flush=True)
+            await asyncio.sleep(0.02)
+asyncio.run(main())
+"""
+
+
 @contextmanager
 def running(source: str, *arguments: str) -> Iterator[tuple[int, str]]:
     """Run a program; yield its pid and the line that it writes."""
@@ -88,7 +112,7 @@ def running(source: str, *arguments: str) -> Iterator[tuple[int, str]]:
 
 def loop_of(pid: int, cwd: Path) -> EventLoop:
     """Record a process for a moment; return its event loop."""
-    (loop,) = run("-p", str(pid), "--duration", "0.5", cwd=cwd).recording.loops
+    (loop,) = run("-p", str(pid), "--duration", "0.5", "--task-rate", "0", cwd=cwd).recording.loops
     assert (loop.pid, loop.tid) == (pid, pid)
     return loop
 
@@ -130,7 +154,34 @@ def test_task_that_blocks_the_loop_is_named(tmp_path: Path) -> None:
 
 def test_loop_that_runs_all_the_time_is_read_or_counted(tmp_path: Path) -> None:
     with running(BUSY) as (pid, _):
-        recording = run("-p", str(pid), "--duration", "0.5", cwd=tmp_path).recording
+        recording = run("-p", str(pid), "--duration", "0.5", "--task-rate=0", cwd=tmp_path).recording
     tasks = [task.frames[-1][0] for loop in recording.loops for task in loop.tasks]
     is_blocked = recording.samples.has(SampleFlag.STILL_BLOCKED).any()
     assert tasks == ["f"] or not is_blocked or recording.losses[losses.EVENT_LOOP_UNREAD] == 1
+
+
+def test_time_that_tasks_wait_for_a_lock_is_that_of_the_program(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as log, subprocess.Popen(["python3.14", "-c", CONVOY], stdout=log) as child:
+        until(lambda: (tmp_path / "log").stat().st_size > 0)
+        loops = run("-p", str(child.pid), "--duration", "20", cwd=tmp_path).recording.loops
+        child.kill()
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()[:-1]]
+    moments, waited = np.array(lines).T
+    readings = [loop for loop in loops if loop.weight_ns and loop.tasks]
+    assert len(readings) > 10
+    ends = np.array([loop.read_ns for loop in readings])
+    weights = np.array([loop.weight_ns for loop in readings])
+    number = np.array([sum(task.frames[0][0] == "Lock.acquire" for task in loop.tasks) for loop in readings])
+    truth = np.interp(ends, moments, waited) - np.interp(ends - weights, moments, waited)
+    errors = number * weights - truth
+    print(f"{len(readings)} readings, {errors.sum() / truth.sum():+.3f} of {truth.sum() / 1e9:.1f} s")
+    assert abs(errors.sum()) < 3 * np.sqrt((errors**2).sum()) and abs(errors.sum()) < truth.sum() / 2
+
+    document = json.loads(program.run("report", "--by", "task", "--json", cwd=tmp_path).stdout)
+    groups = {tuple(row["values"]): row["weight"] for row in document["groups"]["rows"]}
+    assert 0 < groups["save", "asyncio.Lock, held by sleep in save"] <= (number * weights).sum()
+    lines = program.run("convert", "--by", "task", "--folded", "-o", "-", cwd=tmp_path).stdout.splitlines()
+    folded = {line.rpartition(" ")[0]: int(line.rpartition(" ")[2]) for line in lines}
+    assert sum(folded.values()) == sum(groups.values())
+    acquired = [weight for stack, weight in folded.items() if "Lock.acquire" in stack]
+    assert sum(acquired) == (number * weights).sum()

@@ -172,8 +172,8 @@ class FileSeries:
 
     def _with_python(self, last: LastTasks) -> LastTasks:
         """Return `last` with the Python functions of threads that are blocked, and with the tasks of event loops."""
-        offsets, unread = dict(self._collector.pythons.offsets), self._collector.unread
-        return with_event_loops(with_python_functions(last, offsets, unread), frozenset(offsets), unread)
+        pythons, unread = self._collector.pythons, self._collector.unread
+        return with_event_loops(with_python_functions(last, dict(pythons.offsets), unread), pythons.pids, unread)
 
     def _finish_past(self, past: _PastFile) -> None:
         """Write sums and end of the file before the current one, close it, and remove the oldest file if due."""

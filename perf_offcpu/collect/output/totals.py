@@ -39,6 +39,7 @@ class KernelTotals:
         self._waits = collector.rings.owner.spec
         self._shares = BudgetShares(self._program.maps.header.enums["mode"])
         self._pending: Future[Drained] | None = None
+        self._readings: list[bytes] = []  # of tasks of event loops
         self._unwritten: Iterator[Piece] = iter(())
         self._drawn = DrawnStacks(self._program.draws_stacks)
         self._pace_s = LONGEST_PACE_S
@@ -58,6 +59,7 @@ class KernelTotals:
     def start(self, *, end_of_file: bool = False) -> None:
         """Begin to drain the BPF maps; arguments as of `ProgramMaps.start_drain`. `write` takes the result."""
         self._pending = self._program.maps.start_drain(end_of_file=end_of_file)
+        self._readings += self._collector.task_readings.take()
 
     def write_if_due(self, file: OutputFile) -> None:
         """Write sums and budgets if it is time: when the fuller map is expected to be half full. The first call at that
@@ -121,12 +123,13 @@ class KernelTotals:
         """Yield all records; the most useful come first: threads that wait now, then budgets, then sums. `last`: the
         states of tasks at the end of the file; None: not known, or the file goes on."""
         end_ns = last.end_ns if last else now_ns()
+        for number, blocked in still_blocked_samples(self._waits, last) if last else ():
+            yield Piece(losses.STILL_BLOCKED_UNWRITTEN, np.zeros(number, np.uint64), blocked)
+        payloads, self._readings = [*(last.python if last else ()), *self._readings], []
+        for payload in payloads:
+            record = account_sample(self._collector.counters_event, payload, end_ns)
+            yield Piece(losses.PYTHON_UNWRITTEN, np.zeros(1, np.uint64), record)
         if last is not None:
-            for number, blocked in still_blocked_samples(self._waits, last):
-                yield Piece(losses.STILL_BLOCKED_UNWRITTEN, np.zeros(number, np.uint64), blocked)
-            for payload in last.python:
-                record = account_sample(self._collector.counters_event, payload, end_ns)
-                yield Piece(losses.PYTHON_UNWRITTEN, np.zeros(1, np.uint64), record)
             yield from self._budget_pieces(last.budgets, end_ns)
             # Budgets that are drained from here on, also of threads that ended at that moment, are shared.
             self._shares.note(last.budgets)

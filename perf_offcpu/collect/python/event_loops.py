@@ -7,12 +7,13 @@ Memory may hold anything: reads, lists and chains are bounded, and what cannot b
 counts if the thread has not run meanwhile (its number of context switches).
 """
 
+import itertools
 import json
 import os
 import re
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -78,7 +79,8 @@ def with_event_loops(last: LastTasks, pids: frozenset[int], unread: Unread) -> L
     payloads = list[bytes]()
     for row, (count, is_whole, tasks) in ((row, answer) for row, answer in answers.items() if answer):
         unread.lost.add(losses.EVENT_LOOP_UNREAD, int(not is_whole))
-        payloads += task_payloads(pid[row], tid[row], since[row] if count == switches[row] else 0, tasks)
+        times = since[row] if count == switches[row] else 0, last.end_ns, 0
+        payloads += task_payloads((pid[row], tid[row]), times, tasks)
     return replace(last, python=(*last.python, *payloads))
 
 
@@ -97,34 +99,39 @@ def find_tables(pid: int) -> tuple[int, int] | None:
 
 
 def read_loop(
-    pid: int, tid: int, tables: tuple[int, int], tries: int = _TRIES, pages: set[int] | None = None
+    pid: int, tid: int, tables: tuple[int, int], pages: set[int] | None = None
 ) -> tuple[int, bool, list[Task]] | None:
     """Return (context switches of a thread, whether all tasks could be read, tasks of its event loop), read while it
-    stands still; None if it runs no event loop. `tables`: of `find_tables`. `pages`: numbers of the pages that an
-    earlier reading used: they are copied first, so that the thread need not stand still for longer if no others are
-    needed; updated. Raises OSError: the process has ended."""
+    stands still; None if it runs no event loop. `tables`: of `find_tables`. `pages`: those of earlier readings, copied
+    first: the thread need stand still no longer if no others are needed; updated. Raises OSError: it has ended."""
     until_s, pages = time.process_time() + _MOST_THREAD_S, set() if pages is None else pages
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:  # direct: a file of /proc
-        for _ in range(tries):
+        for _ in range(_TRIES):
             before, own_id = _switches(pid, tid)
             tasks, is_whole = list[Task](), False
-            loop = _Loop(memory.fileno(), until_s)
-            copied = loop.copy(pages)
+            loop = _Loop(memory.fileno(), until_s, pages)
             after = _switches(pid, tid)[0]
             with suppress(_UnreadableError):
-                loop.begin(tables)
-                thread = loop.thread(own_id)
+                thread = loop.threads(tables).get(own_id, 0)
                 if not thread:
                     return None
                 tasks.extend(loop.tasks(thread))
                 is_whole = True
-            pages.clear()
-            pages |= loop.used
-            after = after if loop.used <= copied else _switches(pid, tid)[0]
-            if before >= 0 and after == before:
+            pages.update(loop.pages)
+            if before >= 0 and before == (_switches(pid, tid)[0] if loop.has_missed else after):
                 return before, is_whole, tasks
             time.sleep(0.002)
     return -1, False, []
+
+
+def loop_threads(pid: int, tables: tuple[int, int]) -> list[int]:
+    """Return the threads of a process that run an event loop; [] if that cannot be read. Raises OSError: it ended."""
+    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory, suppress(_UnreadableError):  # direct: a file of /proc
+        ids = _Loop(memory.fileno(), time.process_time() + _MOST_THREAD_S, ()).threads(tables).keys()
+        threads = map(int, os.listdir(f"/proc/{pid}/task"))  # direct: a file of /proc
+        found = (tid for tid in threads if tid in ids or _switches(pid, tid)[1] in ids)
+        return [*itertools.islice(found, len(ids))]
+    return []
 
 
 def _switches(pid: int, tid: int) -> tuple[int, int]:
@@ -141,24 +148,22 @@ class _UnreadableError(Exception):
 
 class _Loop:
     """Reader of the tasks of one thread. `memory`: descriptor of /proc/PID/mem. `until_s`: time (`time.process_time`)
-    after which nothing is read. `used`: numbers of the pages of memory that were needed."""
+    after which nothing is read. `pages`: numbers of pages to be copied at once. `has_missed`: others were needed."""
 
-    def __init__(self, memory: int, until_s: float) -> None:
+    def __init__(self, memory: int, until_s: float, pages: Collection[int]) -> None:
         self._memory, self._left, self._until_s = memory, _MOST_READS, until_s
-        self._pages, self.used = dict[int, bytes](), set[int]()
+        self.pages = {number: self._copy(number) for number in pages}
+        self.has_missed = False
         self._types: dict[int, tuple[str, int]] = {}
         self._codes: dict[int, tuple[str, str, LineTable, int]] = {}
 
-    def copy(self, pages: set[int]) -> set[int]:
-        """Copy pages now; return the numbers of those that could be read."""
-        for number in pages:
-            with suppress(OSError, OverflowError):
-                self._pages[number] = os.pread(self._memory, _PAGE, number * _PAGE)
-        return set(self._pages)
+    def _copy(self, number: int) -> bytes:
+        with suppress(OSError, OverflowError):
+            return os.pread(self._memory, _PAGE, number * _PAGE)
+        return b""
 
-    def begin(self, tables: tuple[int, int]) -> None:
-        """Read the offsets. `tables`: of `find_tables`."""
-        self._runtime = tables[0]
+    def threads(self, tables: tuple[int, int]) -> dict[int, int]:
+        """Return own id → address of the state of each thread that runs an event loop. `tables`: of `find_tables`."""
         head = self._read(tables[0], _HEAD)
         self._at = {name: int.from_bytes(head[place : place + 8], "little") for name, place in _OFFSETS.items()}
         debug = _DEBUG_TABLE.unpack(self._read(tables[1], _DEBUG_TABLE.size))
@@ -166,6 +171,17 @@ class _Loop:
         is_free_threaded = head[16]
         if head[:8] != _COOKIE or head[10] != _MINOR or is_free_threaded or max(self._at.values()) > _MOST_OFFSET:
             raise _UnreadableError
+        left, interpreter, threads = _MOST_THREADS, self._word(tables[0], "interpreters"), dict[int, int]()
+        while interpreter:
+            thread = self._word(interpreter, "threads")
+            while thread and left > 0:
+                left -= 1
+                if self._word(thread, "running_loop"):
+                    threads[self._word(thread, "native_id")] = thread
+                thread = self._word(thread, "next_thread")
+            left -= 1
+            interpreter = self._word(interpreter, "next_interpreter") if left > 0 else 0
+        return threads
 
     def _read(self, address: int, size: int) -> bytes:
         self._left -= 1
@@ -177,14 +193,10 @@ class _Loop:
         return content
 
     def _page(self, number: int) -> bytes:
-        self.used.add(number)
-        page = self._pages.get(number)
+        page = self.pages.get(number)
         if page is None:
-            try:
-                page = os.pread(self._memory, _PAGE, number * _PAGE)
-            except (OSError, OverflowError):
-                page = b""
-            page = self._pages[number] = page if time.process_time() < self._until_s else b""
+            self.has_missed = True
+            page = self.pages[number] = self._copy(number) if time.process_time() < self._until_s else b""
         if len(page) != _PAGE or self._left <= 0:
             raise _UnreadableError
         return page
@@ -200,20 +212,6 @@ class _Loop:
         kind = state >> 2 & 7
         begin = address + (40 if state & 64 else 56)
         return self._read(begin, min(length, _MOST_NAME) * kind).decode(_CODECS.get(kind, "latin-1"), "replace")
-
-    def thread(self, native_id: int) -> int:
-        """Return the address of the state of a thread that runs an event loop; 0 if it runs none."""
-        left, interpreter = _MOST_THREADS, self._word(self._runtime, "interpreters")
-        while interpreter:
-            thread = self._word(interpreter, "threads")
-            while thread and left > 0:
-                left -= 1
-                if self._word(thread, "native_id") == native_id:
-                    return thread if self._word(thread, "running_loop") else 0
-                thread = self._word(thread, "next_thread")
-            left -= 1
-            interpreter = self._word(interpreter, "next_interpreter") if left > 0 else 0
-        return 0
 
     def tasks(self, thread: int) -> Iterator[Task]:
         """Yield the tasks that have not ended, oldest first."""
@@ -234,12 +232,11 @@ class _Loop:
 
     def _coroutines(self, coroutine: int) -> tuple[list[tuple[str, str, int]], str, int, list[int]]:
         """Return (frames, type of what they await, object that they wait for, objects of `async with`) of a task."""
-        frames, inside, awaits, thing, lock = list[tuple[str, str, int]](), list[int](), "", 0, 0
-        is_future = False
+        frames, inside, awaits, thing, lock, name = list[tuple[str, str, int]](), list[int](), "", 0, 0, ""
         for _ in range(_MOST_DEPTH):
-            name = self._type(coroutine)[0]
+            is_future, name = name == _OF_FUTURE, self._type(coroutine)[0]
             if name in _WRAPPERS:
-                is_future, coroutine = name == _OF_FUTURE, self._word(coroutine, _FIRST_MEMBER)
+                coroutine = self._word(coroutine, _FIRST_MEMBER)
                 continue
             if name not in _WITH_FRAME:
                 is_done = is_future and self._word(coroutine, self._at["is_task"] - 4, 4) in _DONE
@@ -299,17 +296,18 @@ class _Loop:
         return [key for key, _ in table if key][:_MOST_WAITERS]
 
 
-def task_payloads(pid: int, tid: int, since_ns: int, tasks: list[Task]) -> list[bytes]:
-    """Return payloads (abi.counters.TASKS) of the tasks of a thread's event loop. `since_ns`: begin of its wait; 0 if
-    the thread has run since."""
+def task_payloads(ids: tuple[int, int], times: tuple[int, int, int], tasks: list[Task]) -> list[bytes]:
+    """Return payloads (abi.counters.TASKS) of the tasks of a thread's event loop. `ids`: pid, tid. `times`: begin of
+    its wait, 0 if the thread has run since; time of the reading; time for which the reading stands."""
     payloads, text, number = list[bytes](), b"", 0
+    values = {"magic": TASKS_MAGIC, "version": VERSION}
+    values |= dict(zip(("pid", "tid", "switch_out_ns", "read_ns", "weight_ns"), ids + times, strict=True))
     for index, (*facts, frames) in enumerate(tasks):
         kept = frames
         while len(line := json.dumps([*facts, kept]).encode() + b"\n") > _MOST_OWN:
             kept = kept[: len(kept) // 2]
         text, number = text + line, number + 1
         if len(text) > _FULL or index == len(tasks) - 1:
-            values = {"magic": TASKS_MAGIC, "version": VERSION, "nr": number, "pid": pid, "tid": tid}
-            payloads.append(TASKS.pack(values | {"switch_out_ns": since_ns, "text": text}, NATIVE))
+            payloads.append(TASKS.pack(values | {"nr": number, "text": text}, NATIVE))
             text, number = b"", 0
-    return payloads
+    return payloads or [TASKS.pack(values | {"nr": 0, "text": b""}, NATIVE)]

@@ -20,7 +20,7 @@ from perf_offcpu.files import open_regular
 from perf_offcpu.losses import Losses
 
 _PATIENCE_S: Final = 0.5
-_MOST_PROCESSES: Final = 4096
+_MOST_PROCESSES, _WITH_LOOPS = 4096, 14
 _HEAD: Final = RECORD_HEADER.size()
 _LAYOUT: Final = RECORD_LAYOUTS[RecordType.MMAP2]
 _NAME: Final = _HEAD + _LAYOUT.offset("filename", 0)
@@ -98,6 +98,11 @@ class PythonProcesses(MappingFollower):
         self._helper = Helper(_read_file, _PATIENCE_S)
         self._files: dict[bytes, dict[str, Any] | None] = {}
         self.offsets: dict[int, dict[str, int]] = {}
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """Return the processes that run CPython 3.14, whose event loops can be read."""
+        return frozenset(pid for pid, offsets in self.offsets.items() if offsets.get("minor") == _WITH_LOOPS)
 
     def close(self) -> None:
         """End the helper that reads files."""

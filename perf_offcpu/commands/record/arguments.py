@@ -9,6 +9,7 @@ from perf_offcpu.commands.shared.parsers import LIST, add_options
 MAX_COMPRESSION_LEVEL = 22
 _ON: Final[dict[str, Any]] = {"action": argparse.BooleanOptionalAction, "default": True}
 _NUMBER: Final[dict[str, Any]] = {"type": int, "default": 0}
+_TASK_RATE: Final[dict[str, Any]] = {"type": int, "default": 4, "choices": range(6)}
 
 _TARGETS = """
 -a, --all-cpus: the whole system
@@ -44,6 +45,8 @@ _STACKS = """
 -g: accepted as in perf: callchains are always recorded
 --no-stack-bytes: copy no stacks, which can hold secrets: --call-graph auto chooses fp
 --no-jvm-names: do not ask JVMs for the names of the code that they compile
+--task-rate N: readings a second of the tasks of asyncio's event loops (CPython 3.14), at most; fewer if they
+  take 1 %% of a CPU; 0: none but at the end (default: 4)
 --all-cgroups: record the cgroup of on-CPU samples
 """
 _WAITS = """
@@ -98,7 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(one_of, _WHICH_WAITS, off_cpu_thresh={"default": "1"})
     add_options(events, _EVENTS, event={"action": "append"})
     add_options(events.add_mutually_exclusive_group(), _RATE, count={"type": int})
-    add_options(events, _STACKS, kernel_callchains=_ON, call_graph={"default": "auto"})
+    add_options(events, _STACKS, kernel_callchains=_ON, call_graph={"default": "auto"}, task_rate=_TASK_RATE)
     add_options(
         parser.add_argument_group("waits"),
         _WAITS,

@@ -95,6 +95,7 @@ def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
         ring_bytes=parse_ring_size(args.mmap_pages) if args.mmap_pages else 0,
         realtime_priority=_at_least("--realtime", 0, args.realtime),
         asks_jvms=not args.no_jvm_names,
+        task_rate_hz=args.task_rate,
         duration_s=duration_s(args.duration),
         until_exit=_at_least("--until-exit", 0, args.until_exit),
         control=None if args.control is None else parse_control(args.control),

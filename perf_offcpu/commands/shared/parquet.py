@@ -19,11 +19,11 @@ _MOST_JOBS = 1024
 _MEANINGLESS = """
 output unit kernel addrs title all_events diff wakers cascade objects per_thread waker_stack
 critical_path svg min_share no_prefix apart from_start event comm pid tid cpu cgroup container state wait_class object
-lock time min_dur idle
+lock time min_dur idle by
 """.split()
 """Options that select or format samples, which queries on the dataset do instead."""
 _Outcome = tuple[str, str, list[str] | None]
-_DEFAULTS: tuple[object, ...] = (None, False, "", [], "show", MIN_SHARE)
+_DEFAULTS: tuple[object, ...] = (None, False, "", [], "show", "thread", MIN_SHARE)
 
 
 def write_dataset(args: argparse.Namespace) -> int:

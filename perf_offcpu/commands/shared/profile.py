@@ -52,6 +52,7 @@ _INPUT = f"""
 """
 _SHOWN = ("pid", "tid", "state")  # options of the selection that may show a detail instead
 _SELECTION = f"""
+--by: whose time: of threads (default), or of the tasks of asyncio's event loops, read meanwhile
 --event NAMES: samples of these events (default: {{default_events}})
 -c, --comms, --comm NAMES: threads of these names
 --pid PIDS: these processes{{pid}}
@@ -86,6 +87,7 @@ def add_profile_arguments(
     texts = dict.fromkeys(_SHOWN, "") | texts | {"default_events": default_events}
     details = dict.fromkeys(("event", "cpu", "cgroup", "container", "object", "lock"), LIST)
     details |= {"comms": LIST | {"dest": "comm"}, "class": LIST | {"dest": "wait_class"}, "idle": IDLE_CHOICES}
+    details["by"] = {"choices": ("thread", "task"), "default": "thread"}
     details |= {name: LIST | ({"nargs": "?", "const": SHOW} if name in showing else {}) for name in _SHOWN}
     group = parser.add_argument_group(
         "selection", "lists are separated by commas, and options may be given several times"
@@ -122,6 +124,10 @@ def whole_profile_from_args(args: argparse.Namespace, *, keep_ips: bool = False,
     profile = load_profile(
         paths, options, lambda path, recording: note_cut(args, path, recording.losses), **loading, **joining
     )
+    if args.by == "task":
+        from perf_offcpu.analysis.task_times import tasks_profile
+
+        profile = tasks_profile(profile)
     return dataclasses.replace(profile, rules=rules)
 
 

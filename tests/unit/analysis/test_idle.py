@@ -7,9 +7,14 @@ import pytest
 from builders.examples import examples
 from builders.profile import ProfileBuilder, Stack, kernel, stack
 
+from perf_offcpu import losses
 from perf_offcpu.analysis.classes.classify import classify, of_idle_threads
 from perf_offcpu.analysis.event_loops import loop_rows, sentences_of
 from perf_offcpu.analysis.select import Selection, select_samples
+from perf_offcpu.analysis.task_times import tasks_profile
+from perf_offcpu.convert.folded import folded_totals
+from perf_offcpu.convert.registry import Options
+from perf_offcpu.errors import UsageError
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import EventLoop, LoopTask, SampleFlag
 
@@ -72,7 +77,7 @@ def profile_of(*tasks: LoopTask, since_ns: int = 5, pid: int = 7) -> Profile:
     flags = SampleFlag.STILL_BLOCKED
     builder = ProfileBuilder(meta={"arch": "x86_64"})
     builder.sample("app\n", IN_EPOLL, 1000, tid=7, pid=7, switch_out_ns=5, flags=flags, state=1)
-    return replace(builder.build(), loops=(EventLoop(pid, 7, since_ns, tasks),))
+    return replace(builder.build(), loops=(EventLoop(pid, 7, since_ns, 0, 0, tasks),))
 
 
 def is_thread_idle(profile: Profile) -> bool:
@@ -107,5 +112,29 @@ def test_running_task_comes_first() -> None:
     (row,) = loop_rows(profile_of(task("a", LOCK, 3), ready, task("z", ("f", "tasks"), awaits="running")))
     assert [group.waits_for for group in row.groups] == ["running", "asyncio.Lock", "ready to run"]
     assert sentences_of([row])[0].startswith(
-        r"event loop of app\n 7: z blocks it in do_z; 1 task waits for asyncio.Lock"
+        r"event loop of app\n 7: z blocks it in do_z, 1 ready task waits for it; 1 task waits for asyncio.Lock"
     )
+
+
+def test_time_of_tasks_by_function_and_by_what_they_wait_for() -> None:
+    main = task("main", ("TaskGroup._aexit", "taskgroups"))
+    by_main = frozenset([main.address])
+    waits = [task("a", LOCK, 3)._replace(awaited_by=by_main), task("b", SLEEP, inside=(3,)), main]
+    blocked = [task("a", SLEEP, awaits=""), task("z", GET, awaits="running"), main._replace(awaited_by=by_main)]
+    times = ((100, 50, waits), (200, 70, waits), (300, 9, blocked), (400, 5, ()), (500, 0, waits))
+    loops = tuple(EventLoop(7, 8, 0, read_ns, weight_ns, tuple(tasks)) for read_ns, weight_ns, tasks in times)
+    profile = tasks_profile(replace(profile_of(), loops=loops))
+    profile.check()
+    top = "do_main (app.py);TaskGroup._aexit (taskgroups.py);"
+    assert folded_totals(profile, Options()) == {
+        f"do_a;{top}do_a (app.py);Lock.acquire (locks.py);[asyncio.Lock]": 120,
+        "do_a;do_a (app.py);sleep (tasks.py);[ready to run]": 9,
+        "do_b;do_b (app.py);sleep (tasks.py);[a timer (asyncio.sleep)]": 120,
+        f"do_main;{top}[tasks of its group]": 129,
+        "do_z;do_z (app.py);Queue.get (queues.py);[blocks the loop]": 9,
+    }
+    names = {profile.strings[name] for name in profile.objects.name.tolist()}
+    assert {"asyncio.Lock, held by sleep in do_b", "ready to run, held by Queue.get in do_z"} < names
+    assert profile.losses == {losses.EVENT_LOOP_UNREAD: 1} and profile.samples.time_ns.max() == 300
+    with pytest.raises(UsageError, match="no times of tasks"):
+        tasks_profile(profile_of(main))

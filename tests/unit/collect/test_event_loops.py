@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tasks of event loops, read from a made-up memory; answers of JVMs: how much is kept, and how it is written."""
 
+import itertools
 import os
 import random
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,9 +18,11 @@ from perf_offcpu.collect import jvms
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.jvms import Jvms
 from perf_offcpu.collect.output.object_table import jit_payloads
-from perf_offcpu.collect.python import event_loops
+from perf_offcpu.collect.python import event_loops, task_readings
 from perf_offcpu.collect.python.event_loops import Task, find_tables, read_loop, task_payloads
 from perf_offcpu.collect.python.offsets import Section
+from perf_offcpu.collect.python.task_readings import TaskReadings
+from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.decode.account import read_loop_tasks
 from perf_offcpu.losses import JVM_UNASKED, Losses
 
@@ -124,21 +128,48 @@ def test_memory_that_is_damaged() -> None:
             outcomes.add(result and result[1])
             tasks = result[2] if result else []
             assert len(tasks) <= event_loops._MOST_TASKS
-            payloads = task_payloads(7, 8, 9, tasks)
+            payloads = task_payloads((7, 8), (9, 10, 11), tasks)
             assert max(map(len, payloads), default=0) < 65000
-            assert sum(len(read_loop_tasks(payload, NATIVE)[1]) for payload in payloads) == len(tasks)
+            assert sum(len(read_loop_tasks(payload, NATIVE, {})[1]) for payload in payloads) == len(tasks)
     assert outcomes == {None, False, True}
 
 
 def test_long_tables_of_tasks() -> None:
     frames = [("\u0394" * 250, "\U0001f600" * 250, 10**9 - 1)] * 64
     task: Task = (2**64 - 1, "\0\n" * 125, "x", 0, [2**64 - 1] * 64, [2**64 - 1] * 64, frames)
-    payloads = task_payloads(7, 8, 9, [task] * 50)
+    payloads = task_payloads((7, 8), (9, 10, 11), [task] * 50)
     assert max(map(len, payloads)) < 65000
-    tasks = [row for payload in payloads for row in read_loop_tasks(payload, NATIVE)[1]]
+    tasks = [row for payload in payloads for row in read_loop_tasks(payload, NATIVE, {})[1]]
     assert len(tasks) == 50 and tasks[0].name == r"\x00\n" * 125 and 5 < len(tasks[0].frames) < 64
+    (*_, weight_ns), _ = read_loop_tasks(payloads[0], NATIVE, {})
+    assert weight_ns == 11 and {len(read_loop_tasks(payload, NATIVE, {})[0]) for payload in payloads} == {5}
     cut = payloads[0][:-40]
-    assert read_loop_tasks(cut, NATIVE)[1] == [] and read_loop_tasks(cut[:20], NATIVE)[1] == []
+    assert read_loop_tasks(cut, NATIVE, {})[1] == [] and read_loop_tasks(cut[:20], NATIVE, {})[1] == []
+
+
+def test_a_reading_stands_for_the_time_since_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks_of, readings = dict[int, int](), list[tuple[int, ...]]()
+    with victim() as (pid, base):
+        read(pid, base, image(base, pid))
+        monkeypatch.setattr(task_readings, "find_tables", lambda _: (base, base + DEBUG))
+        reader = TaskReadings(5, lambda: frozenset((pid, os.getpid())), lambda: {pid})
+        reader.begin()
+        while len(readings) < 5:
+            reader.step()
+            for payload in reader.take():
+                ids, tasks = read_loop_tasks(payload, NATIVE, {})
+                readings.append(ids)
+                tasks_of[ids[3]] = len(tasks)
+                if len(readings) == 3:
+                    reader.begin()  # as after a pause
+                    paused_ns = now_ns()
+            time.sleep(0.01)
+        reader.close()
+    pids, tids, _, times, weights = zip(*readings, strict=True)
+    assert {*pids, *tids} == {pid} and 1 in tasks_of.values() and {*tasks_of.values()} <= {0, 1}
+    steps = [after - before for before, after in itertools.pairwise(times)]
+    assert weights[1:3] == (*steps[:2],) and weights[4] == steps[3]
+    assert times[3] - paused_ns <= weights[3] < steps[2]
 
 
 def test_section_of_a_file_whose_segments_share_a_page() -> None:

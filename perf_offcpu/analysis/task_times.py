@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make a profile of the tasks of event loops, to be shown as one of threads: a sample is what the tasks of one reading
+with the same stack wait for, and weighs the time for which the reading stands. A stack leads from the task that nobody
+awaits to the innermost coroutine; what the task waits for is its leaf, and its object, with the holder. The comm is the
+task's outermost function."""
+
+from collections import Counter, defaultdict
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from perf_offcpu import losses
+from perf_offcpu.abi.attr import Attr
+from perf_offcpu.abi.records import CpuMode
+from perf_offcpu.analysis.event_loops import RUNNING, groups_of, place_of
+from perf_offcpu.binary.gather import offsets_of
+from perf_offcpu.errors import UsageError
+from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.coverage import Sampling
+from perf_offcpu.model.profile import Frames, Objects, Profile, ProfileSamples, Stacks
+from perf_offcpu.model.recording import Budget, EventLoop, Evsel, LoopTask
+from perf_offcpu.model.stacks import build_stack_tree
+from perf_offcpu.objects.perf_map import read_jit_name
+
+EVENT: Final = "offcpu-task"
+_MOST_FRAMES, _MOST_NS = 64, 2**40
+_Place = tuple[str, str, int]
+
+
+def tasks_profile(profile: Profile) -> Profile:
+    """Return the profile of the tasks that were read while the recording went on; no sample of a thread is in it. Raise
+    UsageError if there are none."""
+    readings = [loop for loop in profile.loops if loop.weight_ns]
+    waits = [(loop, *wait, number) for loop in readings for wait, number in _waits_in(loop).items()]
+    if not waits:
+        raise UsageError("--by task: no times of tasks were recorded (asyncio of CPython 3.14)")
+    strings, places, objects = profile.strings.copy(), defaultdict[_Place, int](), defaultdict[str, int]()
+    places.default_factory, objects.default_factory = places.__len__, objects.__len__
+    chains = [np.array([places[place] for place in stack], np.uint64) for *_, stack, _ in waits]
+    lengths = np.array([len(chain) for chain in chains], np.int64)
+    parent, frame, stack = build_stack_tree(Ragged(offsets_of(lengths), np.concatenate(chains)))
+    numbers = [
+        (loop.read_ns, min(loop.weight_ns, _MOST_NS) * number, loop.pid, loop.tid, number, objects[what], 0)
+        for loop, _, what, _, number in waits
+    ]
+    names = ("time_ns", "period", "pid", "tid", "count", "object", "evsel")
+    columns = dict(zip(names, np.array(numbers, np.int64).T, strict=True))
+    comms, texts = strings.intern_all(function for _, function, *_ in waits), strings.intern_all(objects)
+    symbols = [read_jit_name(f"py::{name}:{file}").symbol if file else name for name, file, _ in places]
+    files, lines = strings.intern_all(file for _, file, _ in places), [line for _, _, line in places]
+    modes, unseen = np.full(len(places), CpuMode.USER), sum(not loop.tasks for loop in readings)
+    return replace(
+        profile,
+        samples=ProfileSamples.filled(len(waits), **columns, comm=comms, stack=stack),
+        stacks=Stacks(parent, frame),
+        frames=Frames.filled(len(places), symbol=strings.intern_all(symbols), file=files, line=lines, cpumode=modes),
+        strings=strings,
+        evsels=[Evsel(EVENT, Attr(), "ns")],
+        objects=Objects.filled(len(objects), name=texts, stable=texts),
+        budget=Budget(),
+        loops=(),
+        meta=replace(profile.meta, sampling=Sampling()),
+        losses=dict(Counter(profile.losses) + Counter({losses.EVENT_LOOP_UNREAD: unseen})),
+    )
+
+
+def _waits_in(loop: EventLoop) -> Counter[tuple[str, str, tuple[_Place, ...]]]:
+    """Return (function, what is waited for and who holds it, stack, leaf first) → number of tasks of a reading."""
+    waits: Counter[tuple[str, str, tuple[_Place, ...]]] = Counter()
+    by_address = {task.address: task for task in loop.tasks}
+    for group in groups_of(loop):
+        what = {RUNNING: "blocks the loop"}.get(group.waits_for, group.waits_for)
+        what = "another task" if what.startswith("task ") else what
+        holders = " and ".join(sorted({place_of(task) for task in group.held_by})[:2])
+        for task in group.members:
+            function = task.frames[-1][0] if task.frames else ""
+            waits[function, f"{what}, held by {holders}" if holders else what, _stack(task, what, by_address)] += 1
+    return waits
+
+
+def _stack(task: LoopTask, what: str, by_address: dict[int, LoopTask]) -> tuple[_Place, ...]:
+    frames, seen, caller = [(f"[{what}]", "", 0)], {0}, task.address
+    while caller and len(frames) < _MOST_FRAMES:
+        frames += by_address[caller].frames
+        seen.add(caller)
+        caller = min((by_address.keys() & by_address[caller].awaited_by) - seen, default=0)
+    return tuple(frames[:_MOST_FRAMES])
