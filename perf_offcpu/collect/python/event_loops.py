@@ -26,16 +26,17 @@ from perf_offcpu.collect.bpf.last_tasks import LastTasks
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.existing.maps import parse_maps, read_maps
 from perf_offcpu.collect.kernel_totals.user_stacks import Unread, of_each
+from perf_offcpu.collect.python.memory import Memory, UnreadableError, switches_of
 from perf_offcpu.collect.python.offsets import RUNTIME, find_section
-from perf_offcpu.files import open_regular, read_kernel
+from perf_offcpu.files import open_regular
 
-_MOST_S, _MOST_THREAD_S, _MOST_READS = 4.0, 0.5, 100_000  # time for all; CPU time and reads of one thread
+_MOST_S, _MOST_THREAD_S = 4.0, 0.5  # time for all; CPU time of one thread
 _MOST_TASKS, _MOST_DEPTH, _MOST_SLOTS, _MOST_WAITERS, _MOST_THREADS, _MOST_FILES = 2000, 64, 256, 64, 4096, 16
 _MOST_SET, _MOST_LINES, _MOST_NAME, _MOST_OFFSET = 1024, 16 << 10, 250, 1 << 20  # bytes and characters
 _MOST_OWN, _FULL = 40 << 10, 8 << 10  # bytes of one task, and of a payload to which no task is added
-_TRIES, _TAGS, _LAST_LINE, _PAGE = 3, 7, 10**9 - 1, 4096
+_TRIES, _TAGS, _LAST_LINE = 3, 7, 10**9 - 1
+_COMPACT, _ASCII_LESS = 56, 16  # size of the head of a str object, and how much less it is of ASCII
 _FILES: Final = re.compile(rb"/(?:_asyncio\.cpython-314[^/]*|(?:lib)?python3\.14[^/]*)$")
-_CODECS: Final = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
 _MINOR, _COOKIE, _HEAD = 14, b"xdebugpy", 704
 _OFFSETS: Final = {
     "interpreters": 40, "next_interpreter": 64, "threads": 72, "next_thread": 192, "native_id": 224, "code": 264,
@@ -107,18 +108,18 @@ def read_loop(
     until_s, pages = time.process_time() + _MOST_THREAD_S, set() if pages is None else pages
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:  # direct: a file of /proc
         for _ in range(_TRIES):
-            before, own_id = _switches(pid, tid)
+            before, own_id = switches_of(pid, tid)
             tasks, is_whole = list[Task](), False
             loop = _Loop(memory.fileno(), until_s, pages)
-            after = _switches(pid, tid)[0]
-            with suppress(_UnreadableError):
+            after = switches_of(pid, tid)[0]
+            with suppress(UnreadableError):
                 thread = loop.threads(tables).get(own_id, 0)
                 if not thread:
                     return None
                 tasks.extend(loop.tasks(thread))
                 is_whole = True
             pages.update(loop.pages)
-            if before >= 0 and before == (_switches(pid, tid)[0] if loop.has_missed else after):
+            if before >= 0 and before == (switches_of(pid, tid)[0] if loop.has_missed else after):
                 return before, is_whole, tasks
             time.sleep(0.002)
     return -1, False, []
@@ -126,51 +127,31 @@ def read_loop(
 
 def loop_threads(pid: int, tables: tuple[int, int]) -> list[int]:
     """Return the threads of a process that run an event loop; [] if that cannot be read. Raises OSError: it ended."""
-    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory, suppress(_UnreadableError):  # direct: a file of /proc
+    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory, suppress(UnreadableError):  # direct: a file of /proc
         ids = _Loop(memory.fileno(), time.process_time() + _MOST_THREAD_S, ()).threads(tables).keys()
         threads = map(int, os.listdir(f"/proc/{pid}/task"))  # direct: a file of /proc
-        found = (tid for tid in threads if tid in ids or _switches(pid, tid)[1] in ids)
+        found = (tid for tid in threads if tid in ids or switches_of(pid, tid)[1] in ids)
         return [*itertools.islice(found, len(ids))]
     return []
 
 
-def _switches(pid: int, tid: int) -> tuple[int, int]:
-    """Return (number of context switches of a thread, -1 if it runs; its id in its own PID namespace)."""
-    lines = read_kernel(f"/proc/{pid}/task/{tid}/status").split(b"\n")
-    fields = dict(line.split(b":\t", 1) for line in lines if b":\t" in line)
-    count = int(fields[b"voluntary_ctxt_switches"]) + int(fields[b"nonvoluntary_ctxt_switches"])
-    return -1 if fields[b"State"].startswith(b"R") else count, int(fields[b"NSpid"].split()[-1])
+class _Loop(Memory):
+    """Reader of the tasks of one thread."""
 
-
-class _UnreadableError(Exception):
-    """Memory cannot be read, or what it holds makes no sense, or the limits of one thread are reached."""
-
-
-class _Loop:
-    """Reader of the tasks of one thread. `memory`: descriptor of /proc/PID/mem. `until_s`: time (`time.process_time`)
-    after which nothing is read. `pages`: numbers of pages to be copied at once. `has_missed`: others were needed."""
-
-    def __init__(self, memory: int, until_s: float, pages: Collection[int]) -> None:
-        self._memory, self._left, self._until_s = memory, _MOST_READS, until_s
-        self.pages = {number: self._copy(number) for number in pages}
-        self.has_missed = False
+    def __init__(self, fd: int, until_s: float, pages: Collection[int]) -> None:
+        super().__init__(fd, until_s, pages)
         self._types: dict[int, tuple[str, int]] = {}
         self._codes: dict[int, tuple[str, str, LineTable, int]] = {}
 
-    def _copy(self, number: int) -> bytes:
-        with suppress(OSError, OverflowError):
-            return os.pread(self._memory, _PAGE, number * _PAGE)
-        return b""
-
     def threads(self, tables: tuple[int, int]) -> dict[int, int]:
         """Return own id → address of the state of each thread that runs an event loop. `tables`: of `find_tables`."""
-        head = self._read(tables[0], _HEAD)
+        head = self.read(tables[0], _HEAD)
         self._at = {name: int.from_bytes(head[place : place + 8], "little") for name, place in _OFFSETS.items()}
-        debug = _DEBUG_TABLE.unpack(self._read(tables[1], _DEBUG_TABLE.size))
+        debug = _DEBUG_TABLE.unpack(self.read(tables[1], _DEBUG_TABLE.size))
         self._at |= dict(zip(_DEBUG_NAMES, debug, strict=True))
         is_free_threaded = head[16]
         if head[:8] != _COOKIE or head[10] != _MINOR or is_free_threaded or max(self._at.values()) > _MOST_OFFSET:
-            raise _UnreadableError
+            raise UnreadableError
         left, interpreter, threads = _MOST_THREADS, self._word(tables[0], "interpreters"), dict[int, int]()
         while interpreter:
             thread = self._word(interpreter, "threads")
@@ -183,35 +164,13 @@ class _Loop:
             interpreter = self._word(interpreter, "next_interpreter") if left > 0 else 0
         return threads
 
-    def _read(self, address: int, size: int) -> bytes:
-        self._left -= 1
-        number, offset = divmod(address, _PAGE)
-        content = self._page(number)[offset : offset + size]
-        while len(content) < size:
-            number += 1
-            content += self._page(number)[: size - len(content)]
-        return content
-
-    def _page(self, number: int) -> bytes:
-        page = self.pages.get(number)
-        if page is None:
-            self.has_missed = True
-            page = self.pages[number] = self._copy(number) if time.process_time() < self._until_s else b""
-        if len(page) != _PAGE or self._left <= 0:
-            raise _UnreadableError
-        return page
-
     def _word(self, base: int, member: str | int = 0, size: int = 8, *, signed: bool = False) -> int:
         """Return an integer of `size` bytes, at an offset or at that of a member."""
-        offset = self._at[member] if isinstance(member, str) else member
-        return int.from_bytes(self._read(base + offset, size), "little", signed=signed)
+        return self.number(base + (self._at[member] if isinstance(member, str) else member), size, signed=signed)
 
     def _text(self, address: int) -> str:
         """Return the text of a str object."""
-        _, _, length, _, state = struct.unpack("<4QI", self._read(address, 36))
-        kind = state >> 2 & 7
-        begin = address + (40 if state & 64 else 56)
-        return self._read(begin, min(length, _MOST_NAME) * kind).decode(_CODECS.get(kind, "latin-1"), "replace")
+        return self.text(address, _COMPACT, _ASCII_LESS, _MOST_NAME)
 
     def tasks(self, thread: int) -> Iterator[Task]:
         """Yield the tasks that have not ended, oldest first."""
@@ -228,7 +187,7 @@ class _Loop:
             awaits = "running" if task == running else awaits
             yield task, text, awaits, thing, self._awaited_by(task), inside[:_MOST_WAITERS], frames
             node = self._word(node, "next")
-        raise _UnreadableError
+        raise UnreadableError
 
     def _coroutines(self, coroutine: int) -> tuple[list[tuple[str, str, int]], str, int, list[int]]:
         """Return (frames, type of what they await, object that they wait for, objects of `async with`) of a task."""
@@ -259,7 +218,7 @@ class _Loop:
         code = self._word(frame, "code") & ~_TAGS
         if code not in self._codes:
             lines = self._word(code, "lines")
-            content = self._read(lines + self._at["bytes"], min(self._word(lines, "bytes_size"), _MOST_LINES))
+            content = self.read(lines + self._at["bytes"], min(self._word(lines, "bytes_size"), _MOST_LINES))
             table = LineTable(content, self._word(code, "first_line", 4), _MINOR)
             texts = self._text(self._word(code, "name")), self._text(self._word(code, "file"))
             self._codes[code] = *texts, table, self._word(self._word(code, "local_names"), "tuple_size")
@@ -267,14 +226,14 @@ class _Loop:
         line = table.line_of((self._word(frame, "instruction") - code - self._at["instructions"]) // 2)
         begin = frame + self._at["locals"]
         size = min(max(self._word(frame, "stack_top") - begin, 0) // 8, _MOST_SLOTS)
-        slots = [word & ~_TAGS for (word,) in struct.iter_unpack("<Q", self._read(begin, 8 * size))]
+        slots = [word & ~_TAGS for (word,) in struct.iter_unpack("<Q", self.read(begin, 8 * size))]
         stack = slots[nr_locals:]
         held = [own for exit_, own in zip(stack, stack[1:], strict=False) if exit_ and own and self._is_exit(exit_)]
         place = name, file, min(max(line, 0), _LAST_LINE)
         return place, slots[0] if slots and nr_locals else 0, held, stack[-1] if stack else 0
 
     def _is_exit(self, slot: int) -> bool:
-        with suppress(_UnreadableError):  # a slot may hold a number
+        with suppress(UnreadableError):  # a slot may hold a number
             return self._type(slot)[0] == "function" and self._text(self._word(slot, _FUNCTION_NAME)) == "__aexit__"
         return False
 
@@ -283,7 +242,7 @@ class _Loop:
         kind = self._word(thing, "type")
         if kind not in self._types:
             name = self._word(kind, "type_name")
-            content = self._read(name, min(64, 4096 - name % 4096))  # it may stand at the end of a page
+            content = self.read(name, min(64, 4096 - name % 4096))  # it may stand at the end of a page
             self._types[kind] = content.split(b"\0")[0].decode("utf-8", "replace"), self._word(kind, "type_flags")
         return self._types[kind]
 
@@ -292,7 +251,7 @@ class _Loop:
         if not waiter or not self._word(task, "awaited_by_is_set", 1):
             return [waiter] if waiter else []
         size = min(self._word(waiter, "set_mask") + 1, _MOST_SET)
-        table = struct.iter_unpack("<QQ", self._read(self._word(waiter, "set_table"), 16 * size))
+        table = struct.iter_unpack("<QQ", self.read(self._word(waiter, "set_table"), 16 * size))
         return [key for key, _ in table if key][:_MOST_WAITERS]
 
 

@@ -4,6 +4,7 @@ and time. What is read counts if the thread has not run meanwhile (its number of
 
 import os
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from typing import Final
 
@@ -29,18 +30,16 @@ def switches_of(pid: int, tid: int) -> tuple[int, int]:
 
 class Memory:
     """Reader of pages, each once. `fd`: descriptor of /proc/PID/mem. `until_s`: time (`time.process_time`) after which
-    nothing is read. `used`: numbers of the pages that were needed."""
+    nothing is read. `pages`: numbers of pages to be copied at once. `has_missed`: others were needed."""
 
-    def __init__(self, fd: int, until_s: float) -> None:
+    def __init__(self, fd: int, until_s: float, pages: Collection[int] = ()) -> None:
         self._fd, self._left, self._until_s = fd, _MOST_READS, until_s
-        self._pages, self.used = dict[int, bytes](), set[int]()
+        self.pages, self.has_missed = {number: self._copy(number) for number in pages}, False
 
-    def copy(self, pages: set[int]) -> set[int]:
-        """Copy pages now; return the numbers of those that could be read."""
-        for number in pages:
-            with suppress(OSError, OverflowError):
-                self._pages[number] = os.pread(self._fd, _PAGE, number * _PAGE)
-        return set(self._pages)
+    def _copy(self, number: int) -> bytes:
+        with suppress(OSError, OverflowError):
+            return os.pread(self._fd, _PAGE, number * _PAGE)
+        return b""
 
     def read(self, address: int, size: int) -> bytes:
         """Return `size` bytes. Raises UnreadableError."""
@@ -53,14 +52,10 @@ class Memory:
         return content
 
     def _page(self, number: int) -> bytes:
-        self.used.add(number)
-        page = self._pages.get(number)
+        page = self.pages.get(number)
         if page is None:
-            try:
-                page = os.pread(self._fd, _PAGE, number * _PAGE)
-            except (OSError, OverflowError):
-                page = b""
-            page = self._pages[number] = page if time.process_time() < self._until_s else b""
+            self.has_missed = True
+            page = self.pages[number] = self._copy(number) if time.process_time() < self._until_s else b""
         if len(page) != _PAGE or self._left <= 0:
             raise UnreadableError
         return page

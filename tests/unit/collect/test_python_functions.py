@@ -69,14 +69,14 @@ def test_damaged_memory_ends_the_reading_and_is_bounded(pid: int, monkeypatch: p
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as file:
         sound = Memory(file.fileno(), float("inf"))
         expected: Functions = FunctionReader(pid, offsets).functions_in(sound, pid)
-        pages = {number: os.pread(file.fileno(), 4096, number * 4096) for number in sound.used}
+        pages = {number: os.pread(file.fileno(), 4096, number * 4096) for number in sound.pages}
     for _ in range(1500):
-        memory = Memory(-1, float("inf"))
         number = chance.choice(sorted(pages))
         content, place = bytearray(pages[number]), 8 * chance.randrange(512)
         words = (0, 2**64 - 1, 2**63, number * 4096 + place, chance.choice(sorted(pages)) * 4096 + 8)
         content[place : place + 8] = chance.choice(words).to_bytes(8, "little")
-        memory._pages = pages | {number: bytes(content)}
+        memory = Memory(-1, float("inf"))
+        memory.pages = pages | {number: bytes(content)}
         try:
             found = FunctionReader(pid, offsets).functions_in(memory, pid)
         except UnreadableError:
