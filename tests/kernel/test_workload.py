@@ -209,9 +209,13 @@ def test_the_verdict_names_the_place_of_the_longest_waits(run: Run) -> None:
             continue  # the first two wait for the disk, at many places; no frame pointers in the third's libc
         verdict = summarize(run.profile.select(run.rows(thread)), whole_lives=False).verdict
         assert verdict is not None
-        longest = max(thread.sites, key=lambda site: site.total_ns)
+        times: Counter[str] = Counter()
+        for site in thread.sites:
+            times[CLASS_OF_SITE[site.kind]] += site.total_ns
         cause = next(cause for cause in verdict.causes if cause.wait_class != "runqueue")
-        assert cause.wait_class == CLASS_OF_SITE[longest.kind], (thread.comm, cause.wait_class)
+        # Their clock goes on while the thread waits for a CPU, which is a cause of its own.
+        runnable = int(run.profile.samples.runq_ns[run.rows(thread)].clip(0).sum())
+        assert times[cause.wait_class] >= max(times.values()) - runnable, (thread.comm, cause.wait_class, times)
         of_class = [site for site in thread.sites if CLASS_OF_SITE[site.kind] == cause.wait_class]
         assert cause.places[0].function in {name for site in of_class for name in site.stack}, thread.comm
         assert cause.threads.comms == {thread.comm: 1}
