@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from builders import program
 from kernel.recorder import until
 
-START_S = 90  # longest time until a recorder on a busy machine has loaded its programs
+START_S = 240  # longest time until a recorder on a busy machine has loaded its programs
 HOSTS = ["begin_ns", "end_ns", "clock_offset_ns"]
 
 
