@@ -122,6 +122,7 @@ UNREADABLE_BY_PERF, NO_TRACES, NO_ID_IN_SAMPLES, CALLCHAIN_TOO_LONG = _rows(Stag
 UNTIMED, IDLE_THREADS, IDLE_MS, KEPT_SUMS = _rows(Stage.SELECT)
 (
     NO_STACK, NO_USER_STACK, NO_KERNEL_STACK, NO_DEFERRED_STACK, STACK_CUT, REPAIRED_IDS, STILL_BLOCKED, BEGAN_BEFORE,
+    TASKS_UNREAD,
 ) = _rows(Stage.SAMPLES)  # fmt: skip
 CUT = (NO_END, BAD_WRAPPER, FILE_CUT, BAD_SIZE, UNREADABLE)
 """Causes by which a recording lacks its end. With NO_END alone, all records that were written are in the file."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from perf_offcpu.analysis.stack_walk import innermost_node
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import EventLoop, LoopTask, SampleFlag
@@ -60,6 +61,14 @@ def loop_rows(profile: Profile) -> list[LoopRow]:
     loops = [loop for loop in profile.loops if loop.tid in comm_of and not loop.weight_ns]
     rows = [LoopRow(printable(strings[comm_of[loop.tid]]), loop, groups_of(loop)) for loop in loops]
     return sorted(rows, key=lambda row: -sum(group.tasks for group in row.groups if group.is_held_up))
+
+
+def in_unread_loops(profile: Profile) -> int:
+    """Return the number of samples in event loops of processes whose tasks were not read: of other versions."""
+    names = ("BaseEventLoop.run_forever (base_events.py)", "run_forever (base_events.py)")  # before 3.11: the latter
+    runs = np.isin(profile.frames.symbol, [*map(profile.strings.find, names)])
+    samples = profile.samples.take(~np.isin(profile.samples.pid, [loop.pid for loop in profile.loops]))
+    return int((innermost_node(profile, samples.stack.astype(np.int64), runs) >= 0).sum()) if runs.any() else 0
 
 
 def groups_of(loop: EventLoop) -> list[TaskGroup]:

@@ -6,7 +6,6 @@ task's outermost function."""
 
 from collections import Counter, defaultdict
 from dataclasses import replace
-from typing import Final
 
 import numpy as np
 
@@ -23,7 +22,6 @@ from perf_offcpu.model.recording import Budget, EventLoop, Evsel, LoopTask
 from perf_offcpu.model.stacks import build_stack_tree
 from perf_offcpu.objects.perf_map import read_jit_name
 
-EVENT: Final = "offcpu-task"
 _MOST_FRAMES, _MOST_NS = 64, 2**40
 _Place = tuple[str, str, int]
 
@@ -40,23 +38,21 @@ def tasks_profile(profile: Profile) -> Profile:
     chains = [np.array([places[place] for place in stack], np.uint64) for *_, stack, _ in waits]
     lengths = np.array([len(chain) for chain in chains], np.int64)
     parent, frame, stack = build_stack_tree(Ragged(offsets_of(lengths), np.concatenate(chains)))
-    numbers = [
-        (loop.read_ns, min(loop.weight_ns, _MOST_NS) * number, loop.pid, loop.tid, number, objects[what], 0)
-        for loop, _, what, _, number in waits
-    ]
-    names = ("time_ns", "period", "pid", "tid", "count", "object", "evsel")
-    columns = dict(zip(names, np.array(numbers, np.int64).T, strict=True))
-    comms, texts = strings.intern_all(function for _, function, *_ in waits), strings.intern_all(objects)
-    symbols = [read_jit_name(f"py::{name}:{file}").symbol if file else name for name, file, _ in places]
-    files, lines = strings.intern_all(file for _, file, _ in places), [line for _, _, line in places]
-    modes, unseen = np.full(len(places), CpuMode.USER), sum(not loop.tasks for loop in readings)
+    rows = [(loop.read_ns, min(loop.weight_ns, _MOST_NS), loop.pid, loop.tid, number) for loop, *_, number in waits]
+    columns = dict(zip(("time_ns", "period", "pid", "tid", "count"), np.array(rows, np.int64).T, strict=True))
+    columns |= {"period": columns["period"] * columns["count"], "object": np.array([objects[row[2]] for row in waits])}
+    intern = strings.intern_all
+    comms, texts = intern(function for _, function, *_ in waits), intern(objects)
+    symbols = intern(read_jit_name(f"py::{name}:{file}").symbol if file else name for name, file, _ in places)
+    files, lines = intern(file for _, file, _ in places), [line for _, _, line in places]
+    unseen = sum(not loop.tasks for loop in readings)
     return replace(
         profile,
-        samples=ProfileSamples.filled(len(waits), **columns, comm=comms, stack=stack),
+        samples=ProfileSamples.filled(len(waits), **columns, comm=comms, stack=stack, evsel=0),
         stacks=Stacks(parent, frame),
-        frames=Frames.filled(len(places), symbol=strings.intern_all(symbols), file=files, line=lines, cpumode=modes),
+        frames=Frames.filled(len(places), symbol=symbols, file=files, line=lines, cpumode=CpuMode.USER),
         strings=strings,
-        evsels=[Evsel(EVENT, Attr(), "ns")],
+        evsels=[Evsel("offcpu-task", Attr(), "ns")],
         objects=Objects.filled(len(objects), name=texts, stable=texts),
         budget=Budget(),
         loops=(),

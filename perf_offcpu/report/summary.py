@@ -12,7 +12,7 @@ from perf_offcpu import losses
 from perf_offcpu.abi.offcpu import EVENT_NAME
 from perf_offcpu.analysis.classes.classify import Waits, classify, of_idle_threads
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
-from perf_offcpu.analysis.event_loops import LoopRow, loop_rows, sentences_of
+from perf_offcpu.analysis.event_loops import LoopRow, in_unread_loops, loop_rows, sentences_of
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.holders import holders_of
 from perf_offcpu.analysis.select import event_rows
@@ -175,7 +175,7 @@ def summarize(
         histogram=breakdowns.histogram(subject.samples) if is_offcpu else None,
         verdict=judged,
         losses=lost,
-        notes=_notes(subject.samples) | {cause: count for cause, count in counts.items() if not cause.is_loss},
+        notes=_notes(subject) | {cause: count for cause, count in counts.items() if not cause.is_loss},
     )
 
 
@@ -261,9 +261,10 @@ def _errors(row_of: I64, samples: ProfileSamples, period_ns: int, number: int) -
     return errors
 
 
-def _notes(samples: ProfileSamples) -> dict[LossCause, int]:
+def _notes(subject: Profile) -> dict[LossCause, int]:
     """Return cause (no stack, a part of the stack, a wait without begin or end, …) → number of samples, never 0."""
-    notes = {losses.NO_STACK: int((samples.stack < 0).sum())}
+    samples = subject.samples
+    notes = {losses.NO_STACK: int((samples.stack < 0).sum()), losses.TASKS_UNREAD: in_unread_loops(subject)}
     notes |= {cause: int(samples.has(flag).sum()) for flag, cause in _CAUSE_OF_FLAG.items()}
     return {cause: count for cause, count in notes.items() if count}
 

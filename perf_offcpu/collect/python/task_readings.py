@@ -7,8 +7,7 @@ import random
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection
-from typing import Final
+from collections.abc import Callable
 
 from perf_offcpu.collect.python.event_loops import Task, find_tables, loop_threads, read_loop, task_payloads
 from perf_offcpu.collect.system.background import Future, in_background
@@ -16,7 +15,7 @@ from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.system.helper import Avoided, Helper, ask_each
 
 _SHARE, _PATIENCE_S, _MOST_S = 0.01, 0.5, 2.0
-_MOST_NAP_S: Final = 0.2  # `TaskReadings.step` is called as often
+_MOST_NAP_S = 0.2  # `TaskReadings.step` is called as often
 _NEW_AT_ONCE, _MOST_KEPT = 4, 32 << 20  # processes in which a reading looks for loops; bytes of payloads
 
 
@@ -24,9 +23,7 @@ class TaskReadings:
     """Read tasks at most `rate_hz` times a second; 0: never. `pids` returns processes that may have event loops,
     `recorded` those that are recorded."""
 
-    def __init__(
-        self, rate_hz: int, pids: Callable[[], frozenset[int]], recorded: Callable[[], Collection[int]]
-    ) -> None:
+    def __init__(self, rate_hz: int, pids: Callable[[], frozenset[int]], recorded: Callable[[], set[int]]) -> None:
         self._rate_hz, self._pids, self._recorded = rate_hz, pids, recorded
         self._helper, self._avoided = Helper(self._look, _PATIENCE_S), Avoided()
         self._turns: dict[int, int] = {}  # pid → time of its last reading, 0: it has no loop; next to be read first
@@ -87,10 +84,8 @@ class TaskReadings:
         """Return CPU time, s, and (tid, tasks) of the loops of a process; called in the helper."""
         begin_s, (pid,) = time.process_time(), item
         tables = self._tables.pop(pid, None) or find_tables(pid)
-        loops = list[tuple[int, list[Task]]]()
-        for tid in loop_threads(pid, tables) if tables else ():
-            if tables and (answer := read_loop(pid, tid, tables, self._pages[tid])):
-                switches, is_whole, tasks = answer
-                loops.append((tid, tasks if switches >= 0 and is_whole else []))
-                self._tables[pid] = tables
+        threads = [(tid, tables) for tid in loop_threads(pid, tables)] if tables else []
+        answers = {tid: read_loop(pid, tid, tables, self._pages[tid]) for tid, tables in threads}
+        loops = [(tid, answer[2] if answer[0] >= 0 and answer[1] else []) for tid, answer in answers.items() if answer]
+        self._tables |= {pid: tables} if tables and loops else {}
         return time.process_time() - begin_s, loops

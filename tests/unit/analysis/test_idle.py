@@ -9,7 +9,7 @@ from builders.profile import ProfileBuilder, Stack, kernel, stack
 
 from perf_offcpu import losses
 from perf_offcpu.analysis.classes.classify import classify, of_idle_threads
-from perf_offcpu.analysis.event_loops import loop_rows, sentences_of
+from perf_offcpu.analysis.event_loops import in_unread_loops, loop_rows, sentences_of
 from perf_offcpu.analysis.select import Selection, select_samples
 from perf_offcpu.analysis.task_times import tasks_profile
 from perf_offcpu.convert.folded import folded_totals
@@ -17,6 +17,7 @@ from perf_offcpu.convert.registry import Options
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import EventLoop, LoopTask, SampleFlag
+from perf_offcpu.report.summary import summarize
 
 S, D, IDLE = 1, 2, 0x402
 EPOLL = ["main", kernel("__x64_sys_epoll_wait"), kernel("ep_poll")]
@@ -138,3 +139,15 @@ def test_time_of_tasks_by_function_and_by_what_they_wait_for() -> None:
     assert profile.losses == {losses.EVENT_LOOP_UNREAD: 1} and profile.samples.time_ns.max() == 300
     with pytest.raises(UsageError, match="no times of tasks"):
         tasks_profile(profile_of(main))
+
+
+def test_event_loops_of_other_versions_are_noted() -> None:
+    builder = ProfileBuilder(meta={"arch": "x86_64"})
+    for pid, function in enumerate(("BaseEventLoop.run_forever", "run_forever", "Runner.run", "run_forever")):
+        for _ in range(pid + 1):
+            builder.sample("app", ["main", f"{function} (base_events.py)", *EPOLL], 1000, tid=pid, pid=pid, state=1)
+    profile = builder.build()
+    assert in_unread_loops(profile) == 1 + 2 + 4
+    read = replace(profile, loops=(EventLoop(3, 3, 0, 0, 5, ()),))
+    assert in_unread_loops(read) == 1 + 2
+    assert summarize(read).notes[losses.TASKS_UNREAD] == 3
