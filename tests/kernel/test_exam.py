@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from builders.compiled import WORKLOAD, build
+from builders.program import PATIENCE
 from builders.program import run as perf_offcpu
 
 from perf_offcpu.analysis.classes.classify import Waits, classify
@@ -79,7 +80,8 @@ class Judged(NamedTuple):
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     directory = tmp_path_factory.mktemp("exam")
-    code = build("exam.cpp", directory / "exam.o", *"-std=c++20 -O0 -g -c".split())
+    flags = [*"-std=c++20 -O0 -g -c".split(), f"-DSLOWER={int(min(PATIENCE, 10))}"]
+    code = build("exam.cpp", directory / "exam.o", *flags)
     return {"named": build(code, directory / "exam"), "nameless": build(code, directory / "nameless", "-static", "-s")}
 
 

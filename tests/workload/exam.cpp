@@ -54,7 +54,10 @@
 
 using namespace std::chrono_literals;
 using Work = std::function<void()>;
-static constexpr auto HOLD = 40ms;
+#ifndef SLOWER
+#define SLOWER 1	/* at most 12: as much longer are times on a slower machine */
+#endif
+static constexpr auto HOLD = SLOWER * 40ms, PAUSE = SLOWER * 1ms;
 static constexpr int ROUNDS = 4;
 
 static void nap() { std::this_thread::sleep_for(HOLD); }
@@ -85,7 +88,7 @@ static void use(Work take, Work give)
 		take();
 		nap();
 		give();
-		std::this_thread::sleep_for(1ms);	/* that others get it */
+		std::this_thread::sleep_for(PAUSE);	/* that others get it */
 	}
 }
 
@@ -511,7 +514,7 @@ static void meetings()
 	}, [] { syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, 1); });
 	start_process("main", [] {
 		std::thread first = part("other", [] { std::call_once(once, [] { nap(), nap(); }); nap(), nap(), nap(); });
-		std::this_thread::sleep_for(1ms);
+		std::this_thread::sleep_for(PAUSE);
 		std::thread second = part("once", [] { std::call_once(once, [] {}); });
 		first.join(), second.join();
 	});
@@ -543,7 +546,7 @@ static void queues()
 		for (auto &worker : workers)
 			worker = part("cond-pool", [] {
 				for (int item; (item = fetch()) > 0;)
-					std::this_thread::sleep_for(1ms), item > 1 ? bring(item - 1) : void();
+					std::this_thread::sleep_for(PAUSE), item > 1 ? bring(item - 1) : void();
 			});
 		for (int i = 0; i < ROUNDS; i++)
 			nap(), bring(4);
@@ -578,7 +581,7 @@ static void ends()
 	start_process("waitpid", [] { waitpid(child_for(HOLD), nullptr, 0); });
 	start_process("vfork", [] {
 		if (!vfork()) {
-			timespec time = {0, 40000000};
+			timespec time = {0, SLOWER * 40000000};
 			nanosleep(&time, nullptr);
 			_exit(0);
 		}
@@ -674,7 +677,7 @@ static void descriptors()
 
 	descriptor("timerfd", [] {
 		int timer = timerfd_create(CLOCK_MONOTONIC, 0);
-		itimerspec time = {{}, {0, 80000000}};
+		itimerspec time = {{}, {0, SLOWER * 80000000}};
 		timerfd_settime(timer, 0, &time, nullptr);
 		return timer;
 	}, [] {});
@@ -737,7 +740,10 @@ static void until_signals()
 		sigwait(&set, &number);
 	});
 	until_signal("accept", [] { accept(listener(), nullptr, nullptr); });
-	start_process("select/sleep", [] { timeval time = {0, 80000}; select(0, nullptr, nullptr, nullptr, &time); });
+	start_process("select/sleep", [] {
+		timeval time = {0, SLOWER * 80000};
+		select(0, nullptr, nullptr, nullptr, &time);
+	});
 	until_signal("mq", [] {
 		mq_attr attr = {0, 1, 8, 0, {}};
 		mqd_t queue = mq_open("/perf-offcpu-exam", O_CREAT | O_RDWR, 0600, &attr);
@@ -755,7 +761,7 @@ static void until_signals()
 		submit(request(IORING_OP_RECV, pair[0], bytes, sizeof(bytes)));
 	});
 	until_signal("io_uring/time", [] {
-		__kernel_timespec time = {0, 80000000};
+		__kernel_timespec time = {0, SLOWER * 80000000};
 		submit(request(IORING_OP_TIMEOUT, -1, &time, 1));
 	});
 	start_process("main", [] {

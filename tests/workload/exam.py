@@ -5,6 +5,7 @@ import asyncio
 import concurrent.futures
 import fcntl
 import multiprocessing
+import os
 import queue
 import select
 import socket
@@ -16,7 +17,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-HOLD_S, ROUNDS = 0.04, 4
+# A slow machine needs longer times to do the same.
+SLOWER = min(float(os.environ.get("PERF_OFFCPU_TEST_PATIENCE", "1")), 10)
+HOLD_S, ROUNDS = 0.04 * SLOWER, 4
 
 
 def named(comm: str) -> None:
@@ -34,7 +37,7 @@ def hold(lock: AbstractContextManager[Any]) -> None:
     for _ in range(ROUNDS):
         with lock:
             time.sleep(HOLD_S)
-        time.sleep(0.001)
+        time.sleep(0.001 * SLOWER)
 
 
 def contend(comm: str, lock: AbstractContextManager[Any]) -> list[threading.Thread]:
@@ -77,7 +80,7 @@ def lock_file(comm: str, path: str) -> None:
             fcntl.flock(file, fcntl.LOCK_EX)
             time.sleep(HOLD_S)
             fcntl.flock(file, fcntl.LOCK_UN)
-            time.sleep(0.001)
+            time.sleep(0.001 * SLOWER)
 
 
 def take_items(comm: str, items: Any) -> None:
@@ -134,7 +137,7 @@ threads = [
     part("py-sleep", time.sleep, 0.2),
     part("py-select", select.select, [], [], [], 0.2),
     part("py-subprocess", subprocess.run, ["sleep", "0.2"]),
-    part("py-asyncio", asyncio.run, asyncio.sleep(0.2)),
+    part("py-asyncio", asyncio.run, asyncio.sleep(5 * HOLD_S)),
     part("py-async-lock", asyncio.run, contend_tasks()),
     part("py-barrier", wait_twice, barrier, 0),
     part("other", wait_twice, barrier, HOLD_S),
