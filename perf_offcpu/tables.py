@@ -13,7 +13,7 @@ def table_of(module: str) -> str:
 def read_table(module: str) -> list[tuple[str, dict[str, str]]]:
     """Return heading and entries, name → value, of each section of the table of a module; a heading may stand more than
     once. Each entry begins a line, as `name = "text"`, `'text'` or a word, or is `'''` and lines of text up to a line
-    `'''`; no text has escapes."""
+    `'''`; no text has escapes, and a name that has blanks or brackets stands in quotes."""
     with open(table_of(module), encoding="utf-8") as file:  # direct: a table of this package
         lines = file.read().splitlines()
     sections: list[tuple[str, dict[str, str]]] = []
@@ -27,5 +27,6 @@ def read_table(module: str) -> list[tuple[str, dict[str, str]]]:
         elif line and not line.startswith("#"):
             name, _, value = line.partition(" = ")
             is_open = value == "'''"
+            name = name.strip('"')
             sections[-1][1][name] = "" if is_open else value[1:-1] if value[0] in "'\"" else value
     return sections

@@ -12,7 +12,7 @@ The innermost function says how a thread sleeps (`epoll_wait`), not why. The nam
 
 Waits for a CPU (run queue, throttled) and stops have no name: they can happen anywhere in the program.
 Libraries and runtimes are known by file (libc, libstdc++, interpreters, the JVM) and by function: wrappers of
-`analysis.classes.wait_classes`, and FUNCTIONS, which are linked into programs or lead to their locks.
+`analysis.classes.wait_classes`, and those of interpreters.toml.
 """
 
 import re
@@ -23,7 +23,7 @@ from perf_offcpu.analysis.classes.classify import Waits
 from perf_offcpu.analysis.classes.program_rules import fits
 from perf_offcpu.analysis.classes.wait_classes import WaitClass, class_of_wrapper, matches
 from perf_offcpu.analysis.group import group
-from perf_offcpu.analysis.interpreters import INTERPRETERS
+from perf_offcpu.analysis.interpreters import RUNTIME_FILES, RUNTIME_FUNCTIONS
 from perf_offcpu.analysis.stack_walk import innermost_node, outermost_node, used_frames
 from perf_offcpu.model.columns import I64, Bool, distinct
 from perf_offcpu.model.profile import Profile
@@ -31,22 +31,6 @@ from perf_offcpu.objects.perf_map import is_jit_memory
 from perf_offcpu.structs import frozen
 from perf_offcpu.text import SYMBOL_SUFFIX, basename, frame_label, printable
 
-_FILES = r"""
-    ld[-.].* lib(c|m|pthread|rt|dl|stdc\+\+|gcc_s|c\+\+|c\+\+abi|unwind|musl)[-.].* \[v(dso|syscall)\]
-    lib(jvm|java|jli|net|nio|zip|jimage|uv|node)\.so.* python[\d.]* libpython.* _queue\.cpython.* node(js)?
-"""
-FUNCTIONS = {
-    "interpreters, folded": " ".join(re.escape(frame).replace(r"\ ", r"\s") for frame in INTERPRETERS),
-    "libc": r"_start _*libc_start_\w+ start_thread _*clone3? _*(clock_)?nanosleep u?sleep",
-    "C++ and Rust": r"<?(std|core|alloc|__gnu_cxx|__cxxabiv1|parking_lot|parking_lot_core)::.* __gthread_.*",
-    "Go": r"(runtime|syscall|sync|time|internal/.*|runtime/.*|golang\.org/x/sys/.*)\.[^/]*",
-    "JVM": r"(\S+\s)?L?(java|jdk|sun)[./].* (Interpreter|StubRoutines)(\s\(.*\))? call_stub",
-    "CPython": r"_?Py[A-Z]\w* _PyEval_\w+ take_gil",
-    "Node": r"(node|v8)::.* uv_.* Builtins_.*",
-    "postgres": r"""
-        LockAcquire\w* WaitOnLock LWLock\w+ WaitLatch\w* WaitEventSetWait\w* PGSemaphore\w+ pg_f\w*sync\w*
-    """,
-}
 _NAME_LENGTH = 60
 _PARAMETERS = re.compile(r"(?<=[\w>])\(.*")
 
@@ -129,13 +113,13 @@ def _of_rules(profile: Profile, waits: Waits, leaf: I64, rule: I64) -> tuple[I64
 def _kinds(profile: Profile) -> tuple[Bool, Bool]:
     """Return bool[frames] twice: named functions of programs, and code of programs without a name."""
     frames, strings = profile.frames, profile.strings
-    functions = " ".join(FUNCTIONS.values())
     dsos, of_dso = np.unique(frames.dso, return_inverse=True)
-    own_file = np.array([not matches(_FILES, basename(strings[dso])) for dso in dsos.tolist()], np.bool_)
+    own_file = np.array([not matches(RUNTIME_FILES, basename(strings[dso])) for dso in dsos.tolist()], np.bool_)
     of_program = ~frames.is_kernel() & own_file[of_dso]
     symbols, of_symbol = np.unique(np.where(of_program, frames.symbol, 0), return_inverse=True)
     names = (SYMBOL_SUFFIX.sub("", strings[symbol]) for symbol in symbols.tolist())
     own_name = np.array(
-        [bool(name) and not matches(functions, name) and class_of_wrapper(name) is None for name in names], np.bool_
+        [bool(name) and not matches(RUNTIME_FUNCTIONS, name) and class_of_wrapper(name) is None for name in names],
+        np.bool_,
     )
     return of_program & own_name[of_symbol], of_program & (frames.symbol == 0)

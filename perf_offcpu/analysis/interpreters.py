@@ -4,9 +4,10 @@
 Two thirds of a Python flame graph are functions that CPython runs to call a function. They say nothing about
 the program, whose functions have their own frames (`py::work` of a trampoline, a line of a perf map). Any frame
 that is no function of the interpreter ends a sequence. Documentation/user-stacks.md has a table made from
-INTERPRETERS. Names are those of CPython 3.8 to 3.14, V8 and HotSpot.
+interpreters.toml.
 """
 
+import re
 from dataclasses import replace
 from typing import Final
 
@@ -17,24 +18,16 @@ from perf_offcpu.analysis.classes.program_rules import fits
 from perf_offcpu.analysis.stack_walk import without_nodes
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Frames, Profile
+from perf_offcpu.tables import read_table
 
-INTERPRETERS: Final = {
-    "[CPython]": r"""
-        _PyEval_(EvalFrameDefault|EvalFrame|Vector|EvalCodeWithName) PyEval_(EvalFrame(Ex)?|EvalCode(Ex)?)
-        _?PyObject_(Vectorcall\w*|Call|Call_Prepend|CallFunction\w*|CallMethod\w*|CallOneArg|CallNoArgs)
-        _?PyObject_(MakeTpCall|FastCall\w*) _PyVectorcall_Call PyVectorcall_Call
-        _PyFunction_(Vectorcall\w*|FastCall\w*) _?PyCFunction_(Call|FastCall\w*) _PyMethodDef_RawFastCall\w*
-        function_code_fastcall (object|method|cfunction)_vectorcall\w* cfunction_call
-        call_function do_call_core _Py_trampoline_func_\w+ py_trampoline_evaluator
-    """,
-    "[V8]": r"""
-        Builtins_(InterpreterEntryTrampoline|InterpreterPushArgs\w*|JSEntry\w*|Call_\w+|CallFunction_\w+)
-        Builtins_\w+Handler v8::internal::Execution::(Call|TryCall)\w*
-        v8::internal::\(anonymous\snamespace\)::Invoke\(.*
-    """,
-    "[JVM interpreter]": r"Interpreter call_stub",
-}
+_TABLES: Final = dict(read_table(__file__))
+INTERPRETERS: Final = _TABLES["interpreters"]
 """Frame that is shown → its functions, as the `frames` of a ProgramRule."""
+RUNTIME_FILES: Final = _TABLES["files"]["all"]
+RUNTIME_FUNCTIONS: Final = " ".join(
+    [*(re.escape(frame).replace(r"\ ", r"\s") for frame in INTERPRETERS), *_TABLES["functions"].values()]
+)
+"""Files and functions of runtimes, which explain no wait."""
 
 
 def fold_interpreters(profile: Profile) -> Profile:
