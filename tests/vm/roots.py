@@ -100,7 +100,15 @@ def _install(directory: Path, machine: Machine) -> None:
     """Install packages that are missing, and the virtual environment from a copy of the project."""
     say(f"Installing what the project requires in {directory.name}")
     with mounted(directory), no_services(directory):
-        apt = ("chroot", directory, "env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-qq", *STALE)
+        apt: tuple[str | Path, ...] = (
+            "chroot",
+            directory,
+            "env",
+            "DEBIAN_FRONTEND=noninteractive",
+            "apt-get",
+            "-qq",
+            *STALE,
+        )
         run(*apt, "update")
         install = (*apt, "install", "-y", "--no-install-recommends", *_packages(machine))
         if machine.user:

@@ -19,7 +19,7 @@ from perf_offcpu.collect.output.file import Counts, OutputFile
 from perf_offcpu.collect.output.object_table import CodeTable, ObjectTable
 from perf_offcpu.collect.output.totals import KernelTotals
 from perf_offcpu.collect.python.event_loops import with_event_loops
-from perf_offcpu.collect.python.functions import with_python_functions
+from perf_offcpu.collect.python.functions import Functions, Wait, with_python_functions
 from perf_offcpu.collect.rotation import FileNames, Rotation
 from perf_offcpu.collect.summary import Summary
 from perf_offcpu.collect.system.background import Future, in_background, stepping_until
@@ -62,6 +62,7 @@ class FileSeries:
         self._past: _PastFile | None = None
         self._totals = KernelTotals(collector, self.drain)
         self._objects, self._codes = ObjectTable(collector), CodeTable(collector)
+        self._functions = dict[Wait, Functions]()  # of waits that had not ended when a file ended
         self._totals_begun = False  # the totals up to a pause or the end are drained and written
         self._paused_counts = Counts({}, {})
         self.summary = Summary(self.current.shown, ring_bytes=collector.rings.data_bytes)
@@ -173,7 +174,8 @@ class FileSeries:
     def _with_python(self, last: LastTasks) -> LastTasks:
         """Return `last` with the Python functions of threads that are blocked, and with the tasks of event loops."""
         pythons, unread = self._collector.pythons, self._collector.unread
-        return with_event_loops(with_python_functions(last, dict(pythons.offsets), unread), pythons.pids, unread)
+        last = with_python_functions(last, dict(pythons.offsets), unread, self._functions)
+        return with_event_loops(last, pythons.pids, unread)
 
     def _finish_past(self, past: _PastFile) -> None:
         """Write sums and end of the file before the current one, close it, and remove the oldest file if due."""

@@ -2,13 +2,15 @@
 """Read the Python functions of threads that stand still, from outside: of waits that have not ended, and as an ordinary
 user. The BPF program reads the others when they end (bpf/python.h), by the same offsets (`offsets`)."""
 
+from __future__ import annotations
+
 import re
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
-from itertools import accumulate
+from functools import cache, lru_cache
+from itertools import accumulate, islice
 from typing import Final
 
 from perf_offcpu import losses
@@ -35,28 +37,44 @@ Functions = list[tuple[str, str, int, int]]
 interpreter's C function that runs it, counted from the root."""
 
 
-def with_python_functions(last: LastTasks, offsets: Mapping[int, dict[str, int]], unread: Unread) -> LastTasks:
+Wait = tuple[int, int, int]
+"""Process, thread and begin of a wait."""
+
+
+def with_python_functions(
+    last: LastTasks, offsets: Mapping[int, dict[str, int]], unread: Unread, known: dict[Wait, Functions]
+) -> LastTasks:
     """Return `last` with the payloads that name the Python functions of waiting threads. `offsets`: of each process
-    that runs CPython (`PythonProcesses.offsets`). `unread`: counts threads that ran meanwhile or could not be read."""
+    that runs CPython (`PythonProcesses.offsets`). `unread`: counts threads that ran meanwhile or could not be read.
+    `known`: functions of waits that had not ended when this was called before, which are not read again; updated."""
     pid, tid, since, switches = (last.tasks[name].tolist() for name in ("pid", "tid", "switch_out_ns", "nr_switches"))
     rows = [row for row in last.waiting().tolist() if offsets.get(pid[row])]
 
-    def read(row: int) -> tuple[int, Functions]:
-        return read_functions(pid[row], tid[row], offsets[pid[row]])
+    @cache
+    def reader_of(pid: int) -> FunctionReader:
+        return FunctionReader(pid, offsets[pid])
 
-    answers = of_each(rows, [pid[row] for row in rows], read, unread, _MOST_S) if rows else {}
-    sound = {row: functions for row, (count, functions) in answers.items() if count == switches[row]}
-    unread.lost.add(losses.PYTHON_UNREAD, len(rows) - len(sound))
-    payloads = [functions_payload(pid[row], tid[row], since[row], calls) for row, calls in sound.items() if calls]
+    def read(row: int) -> tuple[int, Functions]:
+        return read_functions(tid[row], reader_of(pid[row]))
+
+    wait_of = {row: (pid[row], tid[row], since[row]) for row in rows}
+    new = [row for row, wait in wait_of.items() if wait not in known]
+    answers = of_each(new, [pid[row] for row in new], read, unread, _MOST_S) if new else {}
+    read_now = {wait_of[row]: calls for row, (count, calls) in answers.items() if count == switches[row]}
+    unread.lost.add(losses.PYTHON_UNREAD, len(new) - len(read_now))
+    functions = {wait: known[wait] for wait in wait_of.values() if wait in known} | read_now
+    known.clear()
+    known |= islice(functions.items(), _MOST_THREADS)
+    payloads = [functions_payload(wait, calls) for wait, calls in functions.items() if calls]
     return replace(last, python=(*last.python, *payloads))
 
 
-def read_functions(pid: int, tid: int, offsets: dict[str, int]) -> tuple[int, Functions]:
+def read_functions(tid: int, reader: FunctionReader) -> tuple[int, Functions]:
     """Return (context switches of a thread, -1 if it has run meanwhile; its Python functions, maybe none). Raises
-    OSError: it has ended; UnreadableError. `offsets`: members of `struct offcpu_python`."""
-    before, own_id = switches_of(pid, tid)
-    functions = FunctionReader(pid, offsets).functions(own_id)
-    return (before if switches_of(pid, tid)[0] == before else -1), functions
+    OSError: it has ended; UnreadableError."""
+    before, own_id = switches_of(reader.pid, tid)
+    functions = reader.functions(own_id)
+    return (before if switches_of(reader.pid, tid)[0] == before else -1), functions
 
 
 _line_table = lru_cache(_MOST_CODES)(LineTable)  # by its content, which tells it from all others
@@ -67,14 +85,14 @@ class FunctionReader:
     checks both when it uses them again. `offsets`: members of `struct offcpu_python`."""
 
     def __init__(self, pid: int, offsets: dict[str, int]) -> None:
-        self._path, self._at = f"/proc/{pid}/mem", _UNSAID | offsets
+        self.pid, self._at = pid, _UNSAID | offsets
         self._threads = dict[int, int]()
         self._codes = dict[tuple[int, bytes], tuple[str, str, LineTable]]()
 
     def functions(self, own_id: int) -> Functions:
         """Return the functions of a thread that stands still, [] if it runs none. `own_id`: its id in its own PID
         namespace. Raises OSError, UnreadableError."""
-        with open(self._path, "rb", buffering=0) as file:  # direct: a file of /proc
+        with open(f"/proc/{self.pid}/mem", "rb", buffering=0) as file:  # direct: a file of /proc
             return self.functions_in(Memory(file.fileno(), time.process_time() + _MOST_THREAD_S), own_id)
 
     def functions_in(self, memory: Memory, own_id: int) -> Functions:
@@ -107,6 +125,7 @@ class FunctionReader:
         with suppress(UnreadableError):
             if (kept := self._threads.pop(own_id, 0)) and (frame := self._frame_at(memory, kept, own_id)):
                 return frame
+        self._threads.clear()
         interpreter = word(at["interpreters"])
         while interpreter and left > 0:
             thread = word(interpreter + at["threads"])
@@ -122,9 +141,10 @@ class FunctionReader:
     def _frame_at(self, memory: Memory, thread: int, own_id: int) -> int:
         """Return the frame in a state of a thread, 0 if there is none or it is another thread's."""
         at = self._at
-        if memory.number(thread + at["thread_id"] + 8) != own_id:  # native_thread_id
+        id_ = memory.number(thread + at["thread_id"] + 8)  # native_thread_id
+        self._threads[id_] = thread
+        if id_ != own_id:
             return 0
-        self._threads[own_id] = thread
         frame = memory.number(thread + at["thread_frame"])
         return frame if at["direct"] or not frame else memory.number(frame + at["c_frame"])
 
@@ -148,8 +168,8 @@ def _word(view: bytes, offset: int) -> int:
     return int.from_bytes(view[offset : offset + 8], "little")
 
 
-def functions_payload(pid: int, tid: int, switch_out_ns: int, functions: Functions) -> bytes:
-    """Return the payload (abi.counters.PYTHON) of a thread, with as many functions, from the leaf on, as have room."""
+def functions_payload(wait: Wait, functions: Functions) -> bytes:
+    """Return the payload (abi.counters.PYTHON) of a wait, with as many functions, from the leaf on, as have room."""
     lines: list[bytes] = []
     size = 0
     for name, file, line, call in functions:
@@ -159,4 +179,4 @@ def functions_payload(pid: int, tid: int, switch_out_ns: int, functions: Functio
             break
         lines.append(text)
     values = {"magic": PYTHON_MAGIC, "version": VERSION, "nr": len(lines), "text": b"".join(lines)}
-    return PYTHON.pack(values | {"pid": pid, "tid": tid, "switch_out_ns": switch_out_ns}, NATIVE)
+    return PYTHON.pack(values | dict(zip(("pid", "tid", "switch_out_ns"), wait, strict=True)), NATIVE)

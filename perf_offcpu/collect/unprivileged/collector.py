@@ -212,8 +212,8 @@ class UserCollector:
         sink.append(wait_records(self.waits, waits, looks, self._chains.of_waits(waits), over=over))
         for wait, look in zip(waits, looks, strict=True):
             if look and look.functions:
-                pid, tid, begin_ns = (int(wait[name]) for name in ("pid", "tid", "begin"))
-                payload = functions_payload(pid, tid, begin_ns, look.functions)
+                ids = int(wait["pid"]), int(wait["tid"]), int(wait["begin"])
+                payload = functions_payload(ids, look.functions)
                 sink.append(account_sample(self.counters_event, payload, look.end_ns))
 
     def take_objects(self) -> NDArray[Any]:

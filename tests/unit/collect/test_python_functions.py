@@ -50,7 +50,7 @@ def pid() -> Iterator[int]:
 
 
 def test_functions_with_lines_and_calls_leaf_first(pid: int) -> None:
-    count, found = read_functions(pid, pid, offsets_of(pid))
+    count, found = read_functions(pid, FunctionReader(pid, offsets_of(pid)))
     assert count > 0
     expected = [("deep.<locals>.<lambda>", 4), *[("deep", 4)] * 41, ("<module>", 5)]
     assert [function[::2] for function in found] == expected
@@ -59,7 +59,7 @@ def test_functions_with_lines_and_calls_leaf_first(pid: int) -> None:
 
 def test_versions_whose_threads_tell_no_id_are_not_read(pid: int) -> None:
     with pytest.raises(UnreadableError):
-        read_functions(pid, pid, offsets_of(pid) | {"minor": 10})
+        read_functions(pid, FunctionReader(pid, offsets_of(pid) | {"minor": 10}))
 
 
 def test_damaged_memory_ends_the_reading_and_is_bounded(pid: int, monkeypatch: pytest.MonkeyPatch) -> None:

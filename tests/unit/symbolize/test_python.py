@@ -29,7 +29,7 @@ MAIN, OUTER, _, INNER, LEAF = C_FUNCTIONS[::-1]
 def shown(functions: list[tuple[str, int]], *, since: int = 5, chain: list[int] | None = None) -> list[str]:
     """Stack of a thread that waits since 5, root first, with functions of a wait, (name, call), leaf first."""
     strings = Strings(C_FUNCTIONS)
-    payload = functions_payload(7, 8, since, [(name, "/srv/app.py", 3, call) for name, call in functions])
+    payload = functions_payload((7, 8, since), [(name, "/srv/app.py", 3, call) for name, call in functions])
     samples = Samples.filled(2, tid=[8, 9], switch_out_ns=[5, 5], flags=[int(BLOCKED)] * 2, callchain=[0, -1])
     samples, places = decoded(samples, Ragged.from_lists([]), {}, read_functions(payload, "<"), strings, Losses())
     recording = Recording(samples=samples, strings=strings, places=places)
@@ -61,10 +61,12 @@ def test_any_numbers_of_calls_leave_all_frames(calls: tuple[int, int]) -> None:
 
 def test_functions_next_to_the_leaf_are_kept_and_damaged_payloads_counted(tmp_path: Path) -> None:
     frames: Functions = [(f"{number:0900}", "/a.py", 1, 1) for number in range(1000)]
-    kept = read_functions(functions_payload(7, 8, 5, frames), "<")[8, 5]
+    kept = read_functions(functions_payload((7, 8, 5), frames), "<")[8, 5]
     assert 40 < len(kept) < 60 and kept == frames[: len(kept)]
-    assert read_functions(functions_payload(7, 8, 5, [("t\u2028äke", "/b.py", 4, 2)]), "<")[8, 5][0][0] == "t\u2028äke"
-    payload = functions_payload(7, 8, 5, [("start", "/a.py", 3, 1)])
+    assert (
+        read_functions(functions_payload((7, 8, 5), [("t\u2028äke", "/b.py", 4, 2)]), "<")[8, 5][0][0] == "t\u2028äke"
+    )
+    payload = functions_payload((7, 8, 5), [("start", "/a.py", 3, 1)])
     damaged = [payload[:20], payload.replace(b"\t", b" "), payload.replace(b"\t3", b"\t-3")]
     recording = load_recording(write(tmp_path / "in.data", [COUNTERS], map(told, damaged)))
     assert recording.losses == {losses.BAD_SAMPLE: 3}
