@@ -36,7 +36,7 @@ from perf_offcpu.dataset.content import content_id, content_of, taken  # noqa: E
 from perf_offcpu.dataset.dataset import HOUR_NS, compacted_name, folder_of, open_dataset, segment_name  # noqa: E402
 from perf_offcpu.dataset.parquet import ROW_GROUP, arrow_table, writer  # noqa: E402
 from perf_offcpu.dataset.rows import Host, budget_columns, sample_columns, span_of  # noqa: E402
-from perf_offcpu.dataset.schema import FRAMES, TABLES  # noqa: E402
+from perf_offcpu.dataset.schema import TABLES  # noqa: E402
 from perf_offcpu.symbolize.load import load_profile  # noqa: E402
 from perf_offcpu.symbolize.options import SymbolizeOptions  # noqa: E402
 
@@ -252,7 +252,7 @@ def lists(chains: list[Any], values: Any) -> Any:
 def frame_rows(rows: list[tuple[Any, ...]]) -> Columns:
     """Return the columns of the table of frames."""
     columns = map(list, zip(*rows, strict=True))
-    return dict(zip((column.name for column in FRAMES), columns, strict=True))
+    return dict(zip((column.name for column in TABLES["frames"]), columns, strict=True))
 
 
 def host_rows(hosts: list[Machine], hour: int) -> Columns:

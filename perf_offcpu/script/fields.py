@@ -9,23 +9,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from perf_offcpu.errors import UsageError
+from perf_offcpu.tables import read_table
 
-PERF_FIELDS = {
-    "comm": "name of the thread",
-    "pid": "process (tgid)",
-    "tid": "thread",
-    "cpu": "CPU; for off-cpu time the one on which the thread went on",
-    "time": "seconds; for off-cpu time the end of the (last) wait, - if it has none",
-    "period": "weight: ns of off-cpu time, or what the event counts",
-    "event": "name of the event",
-    "cgroup": "path of the cgroup",
-    "ip": "address, of each frame or of the sample",
-    "sym": "function; with (called), one that was called there, and that led to code without a symbol",
-    "symoff": "offset in the function",
-    "dso": "object that holds the code",
-    "srcline": "source file and line, below each frame; dso[address] where unknown",
-}
-"""Name → meaning of the fields that perf script has, too."""
+PERF_FIELDS, OWN_FIELDS = (fields for _, fields in read_table(__file__))
+"""Name → meaning of the fields that perf script has, too, and of those that only this project has."""
 
 LEFT_TO_PERF = frozenset(
     """
@@ -35,27 +22,6 @@ LEFT_TO_PERF = frozenset(
     """.split()
 )
 """The other fields of perf script (7.x), but for `flags`, which has a meaning of its own here."""
-
-OWN_FIELDS = {
-    "state": "task state while waiting, a letter as in ps; R: preempted",
-    "class": "what is waited for: lock, disk, network, pipe, sleep, poll, … (Documentation/wait-classes.md)",
-    "container": "container or service, by the path of the cgroup",
-    "nspid": "pid/tid in the pid namespace of the thread itself: in a container, those that it sees",
-    "syscall": "system call waited in; none: a page fault, preemption, a kernel thread",
-    "object": "what exactly is waited for: a lock, file, connection, …; `_` stands for blanks",
-    "holder": "thread that held the lock when the wait began; if still blocked, at the end",
-    "network": "of a connection: why it took so long, such as peer_slow:_answered_after_150_ms; `_` stands for blanks",
-    "asked": "ns after which the system call was to end by itself",
-    "count": "number of waits",
-    "longest": "ns: the longest of them",
-    "switch_out": "seconds: begin of the (first) wait",
-    "wakeup": "seconds: when it was woken",
-    "waker": "pid/tid of the waker",
-    "waker_stack": "functions of the waker, root first, `;` between them",
-    "runq": "ns of the period from wake-up to running",
-    "flags": "further properties: aggregated, preempted, no_user_stack, …",
-}
-"""Name → meaning of the fields that only this project has."""
 
 DEFAULT_FIELDS = ("comm", "tid", "cpu", "time", "period", "event", "ip", "sym", "symoff", "dso")
 """perf's defaults but for `trace`."""
