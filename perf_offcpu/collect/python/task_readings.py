@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read the tasks of event loops again and again while a recording goes on. A reading stands for the time since the one
 before; these times are random, so that timers of the program do not keep step with them. A loop whose thread runs is
-not read, which is noted. Readings take at most _SHARE of a CPU: the more they cost, the fewer there are."""
+not read, which is noted. Readings take at most _SHARE of a CPU (besides _MOST_CREDIT_S): the costlier, the fewer."""
 
 import random
 import threading
@@ -14,7 +14,7 @@ from perf_offcpu.collect.system.background import Future, in_background
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.system.helper import Avoided, Helper, ask_each
 
-_SHARE, _PATIENCE_S, _MOST_S = 0.01, 0.5, 2.0
+_SHARE, _MOST_CREDIT_S, _PATIENCE_S, _MOST_S = 0.01, 0.05, 0.5, 2.0
 _MOST_NAP_S = 0.2  # `TaskReadings.step` is called as often
 _NEW_AT_ONCE, _MOST_KEPT = 4, 32 << 20  # processes in which a reading looks for loops; bytes of payloads
 
@@ -28,7 +28,7 @@ class TaskReadings:
         self._helper, self._avoided = Helper(self._look, _PATIENCE_S), Avoided()
         self._turns: dict[int, int] = {}  # pid → time of its last reading, 0: it has no loop; next to be read first
         self._begin_ns = self._last_ns = now_ns()
-        self._due_s, self._payloads = 0.0, list[bytes]()
+        self._due_s, self._credit_s, self._payloads = 0.0, _MOST_CREDIT_S, list[bytes]()
         self._reading: Future[None] | None = None
         self._closing = threading.Event()
         # Of the helper, as long as it lives: tables of processes, and pages that their threads need.
@@ -76,8 +76,9 @@ class TaskReadings:
             for tid, tasks in loops if weight_ns > 0 else ():
                 has_room = sum(map(len, self._payloads)) < _MOST_KEPT
                 self._payloads.extend(task_payloads((pid, tid), (0, read_ns, weight_ns), tasks if has_room else []))
-        self._last_ns = read_ns
-        gap_s = max(1 / self._rate_hz, (cost_s + time.thread_time() - begin_s) / _SHARE)
+        cost_s += time.thread_time() - begin_s
+        self._credit_s = min(self._credit_s + _SHARE * (read_ns - self._last_ns) / 1e9, _MOST_CREDIT_S) - cost_s
+        self._last_ns, gap_s = read_ns, max(1 / self._rate_hz, -self._credit_s / _SHARE)
         self._due_s = time.monotonic() + gap_s * random.uniform(0.5, 1.5) - _MOST_NAP_S / 2
 
     def _look(self, item: tuple[int]) -> tuple[float, list[tuple[int, list[Task]]]]:
