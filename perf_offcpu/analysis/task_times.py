@@ -18,7 +18,7 @@ from perf_offcpu.errors import UsageError
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.coverage import Sampling
 from perf_offcpu.model.profile import Frames, Objects, Profile, ProfileSamples, Stacks
-from perf_offcpu.model.recording import Budget, EventLoop, Evsel, LoopTask
+from perf_offcpu.model.recording import TASK_EVENT, Budget, EventLoop, Evsel, LoopTask
 from perf_offcpu.model.stacks import build_stack_tree
 from perf_offcpu.objects.perf_map import read_jit_name
 
@@ -52,7 +52,7 @@ def tasks_profile(profile: Profile) -> Profile:
         stacks=Stacks(parent, frame),
         frames=Frames.filled(len(places), symbol=symbols, file=files, line=lines, cpumode=CpuMode.USER),
         strings=strings,
-        evsels=[Evsel("offcpu-task", Attr(), "ns")],
+        evsels=[Evsel(TASK_EVENT, Attr(), "ns")],
         objects=Objects.filled(len(objects), name=texts, stable=texts),
         budget=Budget(),
         loops=(),

@@ -5,7 +5,7 @@ import numpy as np
 
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.columns import I64, distinct
-from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.profile import TASK_READING, Profile
 from perf_offcpu.model.recording import Evsel
 from perf_offcpu.text import printable
 from perf_offcpu.units import UNITS
@@ -24,7 +24,8 @@ def title_of(profile: Profile, title: str = "") -> str:
     if title:
         return printable(title)
     off = profile.is_offcpu()
-    subject = "Off-CPU time" if off.all() else "CPU samples" if not off.any() else "Off-CPU and CPU time"
+    others = "Time of tasks" if profile.other_samples == TASK_READING else "CPU samples"
+    subject = "Off-CPU time" if off.all() else others if not off.any() else "Off-CPU and CPU time"
     if profile.meta.sampling and off.any():
         subject += f", estimated from a sample for each {profile.meta.sampling.period_text} of waiting"
     events = ", ".join(event.name for event in events_of(profile))

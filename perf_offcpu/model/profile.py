@@ -12,7 +12,17 @@ import numpy as np
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.losses import LossCause
 from perf_offcpu.model.columns import I32, I64, U8, U16, U32, U64, Bool, Strings, Table, column, tables_of
-from perf_offcpu.model.recording import Budget, Comms, EventLoop, Evsel, Meta, SampleColumns, SampleFlag, Tasks
+from perf_offcpu.model.recording import (
+    TASK_EVENT,
+    Budget,
+    Comms,
+    EventLoop,
+    Evsel,
+    Meta,
+    SampleColumns,
+    SampleFlag,
+    Tasks,
+)
 from perf_offcpu.structs import mutable
 
 
@@ -34,6 +44,7 @@ class ProgramRule(NamedTuple):
     for_work: bool | None = None  # True: the thread waits for its next piece of work; None: the rule does not say
 
 
+TASK_READING = "task reading"
 _KERNEL_DSOS = ("[kernel.kallsyms]", "[kernel]", "[guest.kernel.kallsyms]")
 
 
@@ -132,6 +143,12 @@ class Profile:
     def is_offcpu(self) -> Bool:
         """Return bool[samples]: True for waits and sums of waits."""
         return self.samples.has(SampleFlag.OFFCPU)
+
+    @property
+    def other_samples(self) -> str:
+        """Return what the samples are that are no waits of threads: of a CPU or, with `--by task`, of tasks."""
+        are_tasks = bool(self.evsels) and all(event.name == TASK_EVENT for event in self.evsels)
+        return TASK_READING if are_tasks else "CPU sample"
 
     def is_still_blocked(self) -> Bool:
         """Return bool[samples]: True for waits that were unfinished at the end of the recording, not at a pause."""

@@ -33,7 +33,7 @@ from perf_offcpu.callpaths.weights import events_of, title_of, unit_of
 from perf_offcpu.convert.registry import Options
 from perf_offcpu.losses import by_text
 from perf_offcpu.model.columns import I64, Bool, distinct
-from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.profile import TASK_READING, Profile
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.model.stacks import depths
 from perf_offcpu.text import for_script_element, printable
@@ -54,7 +54,7 @@ def describe(profile: Profile, options: Options) -> dict[str, Any]:
     weights for waiting ("off") and for running ("on"), each only if it has samples, and series for the tooltip."""
     both, is_old = with_older(profile, options.diff)
     tree = build_paths(both, options)
-    order, off = preorder(tree), both.is_offcpu()
+    order, off = preorder(tree), both.is_offcpu() | (profile.other_samples == TASK_READING)
     place_of_node = np.empty(len(order), np.int64)
     place_of_node[order] = np.arange(len(order))
     place = place_of_node[tree.of_sample]

@@ -105,6 +105,7 @@ def describe(profile: Profile, options: Options) -> tuple[dict[str, Any], Column
         "facts": recording_facts(profile),
         "lost": [[str(n), printable(str(cause))] for cause, n in by_text(profile.losses).items() if cause.is_loss],
         "unit": unit_of(profile),
+        "moment": profile.other_samples,
         "options": list(map(printable, options.selected)),
         "origin": str(timeline.origin_ns),
         "span": _span(profile, timeline, options.path),

@@ -12,6 +12,7 @@ from perf_offcpu.analysis.classes.classify import classify, of_idle_threads
 from perf_offcpu.analysis.event_loops import in_unread_loops, loop_rows, sentences_of
 from perf_offcpu.analysis.select import Selection, select_samples
 from perf_offcpu.analysis.task_times import tasks_profile
+from perf_offcpu.callpaths.weights import title_of
 from perf_offcpu.convert.folded import folded_totals
 from perf_offcpu.convert.registry import Options
 from perf_offcpu.errors import UsageError
@@ -137,6 +138,7 @@ def test_time_of_tasks_by_function_and_by_what_they_wait_for() -> None:
     names = {profile.strings[name] for name in profile.objects.name.tolist()}
     assert {"asyncio.Lock, held by sleep in do_b", "ready to run, held by Queue.get in do_z"} < names
     assert profile.losses == {losses.EVENT_LOOP_UNREAD: 1} and profile.samples.time_ns.max() == 300
+    assert title_of(profile).startswith("Time of tasks (offcpu-task)"), "and not that of CPU samples"
     with pytest.raises(UsageError, match="no times of tasks"):
         tasks_profile(profile_of(main))
 

@@ -206,7 +206,7 @@ async function openPage() {
       ...(shown ? [] : [legendItem([classColour("runqueue", dark)], "waits for a CPU")]),
       legendItem([dark ? "rgb(42 52 46)" : "rgb(226 235 226)"], rec.columns.length ? "running, or waits not drawn" : "running, tinted by short waits and waits for a CPU"),
       ...(data.path ? [legendItem([runningColour(dark)], "running, on the critical path")] : []),
-      ...(rec.moments[rec.tracks] > rec.moments[0] ? [legendItem([dark ? "rgb(255 196 120)" : "rgb(150 70 0)"], "CPU sample")] : []));
+      ...(rec.moments[rec.tracks] > rec.moments[0] ? [legendItem([dark ? "rgb(255 196 120)" : "rgb(150 70 0)"], data.moment)] : []));
   }
 
   // ---- keys --------------------------------------------------------------------------------------------

@@ -192,7 +192,7 @@ function selectionText(rec, state) {
   if (sel.classes) parts.push([...sel.classes].join(", "));
   if (!rec.hasWaits) return [parts.join(" · ") || "Everything", `${exactly(weightOf(found.total, 1), rec.data.unit)} in ${plural(found.total.count[1], "sample")}`];
   const waiting = `${exactly(weightOf(found.total, 0), rec.data.unit)} in ${plural(found.total.count[0], "wait")}`;
-  const running = found.total.count[1] ? `, ${exactly(weightOf(found.total, 1), rec.data.unit)} in ${plural(found.total.count[1], "CPU sample")}` : "";
+  const running = found.total.count[1] ? `, ${exactly(weightOf(found.total, 1), rec.data.unit)} in ${plural(found.total.count[1], rec.data.moment)}` : "";
   const summed = weightOf(found.summed, 0);
   const sums = found.summed.count[0] ? `, of it ${rounded(Number(summed), rec.data.unit)} in sums of short waits: not in the lanes` : "";
   return [parts.join(" · ") || "Everything", `${waiting}${sums}${running}`];

@@ -126,7 +126,8 @@ function flameOf(rec, found) {
     unit: rec.data.unit, dsos: rec.data.names.dsos, names: rec.data.names, before: null,
     nodes: { depth: pick(rec.columns.depth), name: pick(rec.columns.name) },
     layers: layers.map((sums) => ({
-      kind: sums === found.nodes[0] ? "off" : "on", hi: pick(sums.hi), lo: pick(sums.lo), count: pick(sums.count),
+      kind: sums === found.nodes[0] || rec.data.moment !== "CPU sample" ? "off" : "on",  // tasks wait
+      hi: pick(sums.hi), lo: pick(sums.lo), count: pick(sums.count),
     })),
     parts: classSeries(rec, found, kept),
   };
