@@ -73,6 +73,18 @@ async def main():
         asyncio.get_running_loop().call_later(0.1, log)
 asyncio.run(main())
 """
+BLOCKS = """
+import asyncio, time
+async def waits(event): await event.wait()
+async def main():
+    event = asyncio.Event()
+    tasks = [asyncio.create_task(waits(event)) for _ in range(7)]
+    await asyncio.sleep(0.01)
+    event.set()
+    print(1, flush=True)
+    time.sleep(1000)
+asyncio.run(main())
+"""
 BUSY = "import asyncio\nasync def f():\n print(1, flush=True)\n while 1: await asyncio.sleep(1e-5)\nasyncio.run(f())"
 
 
@@ -150,6 +162,18 @@ def test_task_that_blocks_the_loop_is_named(tmp_path: Path) -> None:
     assert task.name == "blocker" and task.frames[0][0] == "blocker"
     text = program.run("report", "-i", "perf.data", "--summary", cwd=tmp_path).stdout
     assert f"event loop of python3.14 {pid}: " in text and "blocker blocks it in blocker" in " ".join(text.split())
+
+
+def test_tasks_that_a_coroutine_keeps_from_running_are_counted_and_so_is_their_time(tmp_path: Path) -> None:
+    with running(BLOCKS) as (pid, _):
+        loops = run("-p", str(pid), "--duration", "3", cwd=tmp_path).recording.loops
+    text = program.run("report", "--summary", cwd=tmp_path).stdout.replace("\n#", "")
+    assert "Task-1 blocks it in main, 7 ready tasks wait for it" in " ".join(text.split())
+    document = json.loads(program.run("report", "--by", "task", "--json", cwd=tmp_path).stdout)
+    groups = {tuple(row["values"]): row["weight"] for row in document["groups"]["rows"]}
+    blocked = sum(loop.weight_ns for loop in loops if loop.tasks)
+    assert groups == {("waits", "ready to run, held by main"): 7 * blocked, ("main", "blocks the loop"): blocked}
+    assert blocked > 0
 
 
 def test_loop_that_runs_all_the_time_is_read_or_counted(tmp_path: Path) -> None:
