@@ -8,18 +8,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 NOBODY = "--reuid=65534 --regid=65534 --clear-groups"
 AS_NOBODY = ["setpriv", *NOBODY.split()]
 
-# $1: the outermost directory that is closed to others, $2: the checkout, $3: the shell line.
-_OPEN = """
-set -e
-door=$(mktemp -d)
-mount --bind "$2" "$door"
-mount -t tmpfs -o mode=755 none "$1"
-mkdir -p "$2"
-mount --bind "$door" "$2"
-umount "$door"
-rmdir "$door"
-exec sh -c "$3"
-"""
+_OPEN = Path(__file__).with_name("reachable.sh").read_text()
 
 
 def reachable(shell: str) -> str:

@@ -81,15 +81,7 @@ def test_javascript_with_a_jitdump_that_perf_put_in(tmp_path: Path) -> None:
     assert time_below(stacks, "_start", *JAVASCRIPT, "futex_do_wait|futex_wait_queue") >= 480_000_000
 
 
-OWN_TMP = """
-set -e
-mkdir $0/tmp
-mount -t tmpfs none $0/tmp
-cp $0/*.class $0/tmp
-chmod 1777 $0/tmp
-mount --bind $0/tmp /tmp
-exec "$@"
-"""
+OWN_TMP = (HERE / "own_tmp.sh").read_text()
 """Runs a command with a /tmp of its own, which holds the classes of a directory."""
 
 

@@ -160,24 +160,7 @@ def test_the_owner_sleeps_while_it_holds_the_lock(program: Path, tmp_path: Path)
     assert "lock: i_rwsem of" in rows[0] and "  fault  " in rows[1], shown
 
 
-FILE_SYSTEM = """
-set -e
-device=$(losetup -f --show image)
-trap 'umount mounted || true; losetup -d $device' EXIT
-mount $device mounted
-dd if=/dev/zero of=mounted/synced bs=4k count=1 conv=fsync
-fsfreeze -f mounted
-(sleep 0.2; exec fsfreeze -u mounted) &
-touch mounted/frozen
-wait
-for attempt in 1 2; do
-	dd if=/dev/zero of=mounted/dirty bs=1M count=80
-	umount mounted &
-	while grep -q "^$device " /proc/mounts; do :; done
-	mount $device mounted
-	wait
-done
-"""
+FILE_SYSTEM = Path(__file__).with_name("file_system.sh").read_text()
 
 
 @pytest.mark.skipif(not TELLS_ALL, reason="needs task->blocker, Linux 6.17")
