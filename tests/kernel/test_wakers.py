@@ -118,6 +118,8 @@ def test_folded_stacks_lead_from_the_sleeper_to_the_waker(run: Run) -> None:
     assert found[("locker-a", "locker-b_[w]")] > 100 * MS
     assert found[("cond-waiter", "cond-signaler_[w]")] > 100 * MS
     timers = [path for path, _, _ in lines if path.startswith("deep-sleeper;") and path.endswith(";[interrupt]")]
+    # A wait that was short until its thread had to wait for a CPU has no waker's stack.
+    timers = [path for path in timers if not path.endswith(";--;[interrupt]")]
     assert timers and all("hrtimer_wakeup_[w]" in path for path in timers)
 
 
