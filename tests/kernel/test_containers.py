@@ -45,9 +45,10 @@ def boxed(root: Path, scope: str, inside: str, container: str, program: Path) ->
     group.mkdir(parents=True)
     namespaces = "--pid --mount --uts --user --map-root-user --fork"
     words = ["unshare", *namespaces.split(), "sh", "-ec", f"echo 0 > {group}/cgroup.procs; {inside}"]
-    with subprocess.Popen(words, stdout=subprocess.DEVNULL, cwd=root) as process:
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=root, text=True) as process:
         try:
-            until(lambda: process.poll() is None and "stuck-reader" in comms_in(group).values())
+            until(lambda: process.poll() is not None or "stuck-reader" in comms_in(group).values())
+            assert process.poll() is None, process.stderr and process.stderr.read()
             pid = next(tid for tid, comm in comms_in(group).items() if comm == "waiter")
             yield Box(pid, str(group.relative_to(mount.decode())), container, str(program))
         finally:
