@@ -47,7 +47,8 @@ def assert_whole(path: Path, comm: str, least: int) -> None:
     assert found.waits >= least
     # One wait may have a stack that no copy holds: of a process that is just being made.
     assert found.whole >= ENOUGH * found.waits - 1, found
-    assert found.depth > 2 * found.fp_depth, found
+    # Compilers for arm64 keep frame pointers: only the caller of a leaf function is missing along these.
+    assert found.depth > found.fp_depth * (1 if platform.machine() == "aarch64" else 2), found
 
 
 def test_waits_of_python_reach_the_root(tmp_path: Path) -> None:
