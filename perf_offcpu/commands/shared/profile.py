@@ -277,6 +277,7 @@ def with_head(options: Options, args: argparse.Namespace, profile: Profile) -> O
     lives = path or whole_lives(args)
     sentences, idle = head_of(profile, split_list(args.event), options=kept, whole_lives=lives)
     switches = {"--no-prefix": args.no_prefix, "--apart": args.apart, "--from-start": args.from_start}
+    switches["--by=task"] = args.by == "task"
     words = [word for option in kept for word in option] + [name for name, is_set in switches.items() if is_set]
     words += [word for class_name in args.wait_class or () for word in ("--class", class_name)]
     return dataclasses.replace(options, sentences=sentences, selected=tuple(words), idle=idle)
