@@ -182,6 +182,7 @@ def test_loop_that_runs_all_the_time_is_read_or_counted(tmp_path: Path) -> None:
     tasks = [task.frames[-1][0] for loop in recording.loops for task in loop.tasks]
     is_blocked = recording.samples.has(SampleFlag.STILL_BLOCKED).any()
     assert tasks == ["f"] or not is_blocked or recording.losses[losses.EVENT_LOOP_UNREAD] == 1
+    assert losses.BAD_SAMPLE not in recording.losses
 
 
 def test_time_that_tasks_wait_for_a_lock_is_that_of_the_program(tmp_path: Path) -> None:

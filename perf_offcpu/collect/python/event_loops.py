@@ -34,7 +34,7 @@ _MOST_S, _MOST_THREAD_S = 4.0, 0.5  # time for all; CPU time of one thread
 _MOST_TASKS, _MOST_DEPTH, _MOST_SLOTS, _MOST_WAITERS, _MOST_THREADS, _MOST_FILES = 2000, 64, 256, 64, 4096, 16
 _MOST_SET, _MOST_LINES, _MOST_NAME, _MOST_OFFSET = 1024, 16 << 10, 250, 1 << 20  # bytes and characters
 _MOST_OWN, _FULL = 40 << 10, 8 << 10  # bytes of one task, and of a payload to which no task is added
-_TRIES, _TAGS, _LAST_LINE = 3, 7, 10**9 - 1
+_TRIES, _TAGS, _LAST_LINE = 8, 7, 10**9 - 1
 _COMPACT, _ASCII_LESS = 56, 16  # size of the head of a str object, and how much less it is of ASCII
 _FILES: Final = re.compile(rb"/(?:_asyncio\.cpython-314[^/]*|(?:lib)?python3\.14[^/]*)$")
 _MINOR, _COOKIE, _HEAD = 14, b"xdebugpy", 704
@@ -81,7 +81,7 @@ def with_event_loops(last: LastTasks, pids: frozenset[int], unread: Unread) -> L
     for row, (count, is_whole, tasks) in ((row, answer) for row, answer in answers.items() if answer):
         unread.lost.add(losses.EVENT_LOOP_UNREAD, int(not is_whole))
         times = since[row] if count == switches[row] else 0, last.end_ns, 0
-        payloads += task_payloads((pid[row], tid[row]), times, tasks)
+        payloads += task_payloads((pid[row], tid[row]), times, tasks) if tasks else []
     return replace(last, python=(*last.python, *payloads))
 
 
@@ -111,15 +111,15 @@ def read_loop(
             before, own_id = switches_of(pid, tid)
             tasks, is_whole = list[Task](), False
             loop = _Loop(memory.fileno(), until_s, pages)
-            after = switches_of(pid, tid)[0]
+            is_still = before >= 0 and before == switches_of(pid, tid)[0]
             with suppress(UnreadableError):
-                thread = loop.threads(tables).get(own_id, 0)
+                thread = loop.threads(tables).get(own_id, 0) if is_still or not pages else -1
                 if not thread:
                     return None
-                tasks.extend(loop.tasks(thread))
+                tasks.extend(loop.tasks(thread) if thread > 0 else ())
                 is_whole = True
             pages.update(loop.pages)
-            if before >= 0 and before == (switches_of(pid, tid)[0] if loop.has_missed else after):
+            if is_still and (not loop.has_missed or before == switches_of(pid, tid)[0]):
                 return before, is_whole, tasks
             time.sleep(0.002)
     return -1, False, []

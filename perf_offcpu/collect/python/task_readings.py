@@ -68,7 +68,7 @@ class TaskReadings:
         items = [(pid,) for pid, last_ns in self._turns.items() if last_ns or (pid in new and pid in recorded)]
         self._helper.until, cost_s = time.monotonic() + _MOST_S, 0.0
         answers = {item[0]: answer.value for item, answer in ask_each(self._helper, items, self._avoided)}
-        for pid in [*new, *answers]:
+        for pid in dict.fromkeys([*new, *answers]):
             spent_s, loops = answers.get(pid) or (0.0, [])
             last_ns, cost_s = self._turns.pop(pid, 0), cost_s + spent_s
             self._turns[pid] = read_ns if loops else 0 if answers.get(pid) else last_ns
