@@ -251,4 +251,5 @@ def read_budgets(payload: bytes, order: Order) -> Budget | None:
 
 
 def _own_ids(column: NDArray[Any]) -> NDArray[Any]:
-    return np.where((column > 0) & (column < 1 << 31), column, -1).astype(np.int32)
+    ids = column.astype(np.int64)  # -1 is no value of an unsigned column
+    return np.where((ids > 0) & (ids < 1 << 31), ids, -1).astype(np.int32)
