@@ -88,7 +88,7 @@ needs() {
 # leaves these tests out and names the packages.
 larger() {
     has_command chromedriver || echo "chromium chromium-driver|to open pictures in a browser"
-    has_command go || echo "golang-go|for Go's own reader of pprof files"
+    has_command go || echo "golang-go|for Go's own reader of pprof files, and goroutines"
     has_command node || echo "nodejs|for stacks of JavaScript, and the Firefox Profiler's own code"
     has_command javac || echo "default-jdk-headless|for stacks of Java"
 }

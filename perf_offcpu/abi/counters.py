@@ -119,9 +119,12 @@ TASKS = Layout(
         TEXT,
         doc="JSON, a line for each task: [address, name, type of what it awaits, address of the lock, queue, task or "
         "future that it waits for, [addresses of tasks that await it], [objects whose `async with` it is in], "
-        "[[function, file, line] of its coroutines, leaf first]]; the type is running of the running task",
+        "[[function, file, line] of its coroutines, leaf first]]; the type is running of the running task. A task "
+        "named goroutines stands for those of one stack, and has what they wait for as type; then tid is the process, "
+        "switch_out_ns the begin of the readings, weight_ns the sum of the times of all",
     ),
 )
+GOROUTINES = "goroutines"
 """Payload with tasks of asyncio of a thread that is blocked; without any if it ran, or they could not be read."""
 
 CODE = Layout(

@@ -22,7 +22,7 @@ from perf_offcpu.model.recording import TASK_EVENT, Budget, EventLoop, Evsel, Lo
 from perf_offcpu.model.stacks import build_stack_tree
 from perf_offcpu.objects.perf_map import read_jit_name
 
-_MOST_FRAMES, _MOST_NS = 64, 2**40
+_MOST_FRAMES, _MOST_NS = 64, 2**50
 _Place = tuple[str, str, int]
 
 
@@ -32,7 +32,7 @@ def tasks_profile(profile: Profile) -> Profile:
     readings = [loop for loop in profile.loops if loop.weight_ns]
     waits = [(loop, *wait, number) for loop in readings for wait, number in _waits_in(loop).items()]
     if not waits:
-        raise UsageError("--by task: no times of tasks were recorded (asyncio of CPython 3.14)")
+        raise UsageError("--by task: no times of tasks were recorded (asyncio of CPython 3.14, record --goroutines)")
     strings, places, objects = profile.strings.copy(), defaultdict[_Place, int](), defaultdict[str, int]()
     places.default_factory, objects.default_factory = places.__len__, objects.__len__
     chains = [np.array([places[place] for place in stack], np.uint64) for *_, stack, _ in waits]

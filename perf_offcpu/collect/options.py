@@ -37,6 +37,7 @@ class RecordOptions(WaitOptions):
     ring_bytes: int = 0  # size of each CPU's ring buffer, a power of two of pages; 0 for the default
     realtime_priority: int = 0  # SCHED_FIFO priority of the recorder; 0 for none
     asks_jvms: bool = True  # JVMs are asked for the names of their compiled code
+    goroutines: bool = False  # read where goroutines of Go programs wait
     task_rate_hz: int = 0  # readings a second of the tasks of event loops; 0 for none
     duration_s: float | None = None  # seconds after which the recording ends; None for no limit
     until_exit: int = 0  # pid of a process at whose exit the recording ends; 0 for none

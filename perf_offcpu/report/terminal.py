@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from perf_offcpu import losses
 from perf_offcpu.abi.task_state import STATE_NAMES
 from perf_offcpu.analysis.event_loops import sentences_of
+from perf_offcpu.analysis.goroutines import goroutine_sentences
 from perf_offcpu.analysis.wakeups import INTERRUPT
 from perf_offcpu.callpaths.options import Name, NameKind
 from perf_offcpu.causality.locks import sentence_of
@@ -66,7 +67,8 @@ def first_screen(summary: Summary) -> Iterator[str]:
         if count := summary.losses.get(cause):
             yield printable(f"Cut: {count} {cause}")
     yield from wrapped(map(sentence_of, summary.deadlocks), WIDTH)
-    yield from wrapped(map(printable, sentences_of(summary.loops)), WIDTH)
+    tasks = sentences_of(summary.loops) + goroutine_sentences(summary.goroutines)
+    yield from wrapped(map(printable, tasks), WIDTH)
     if summary.verdict:
         yield from map(printable, lines_of(summary.verdict, summary.meta))
 

@@ -47,6 +47,7 @@ _STACKS = """
 --no-jvm-names: do not ask JVMs for the names of the code that they compile
 --task-rate N: readings a second of the tasks of asyncio's event loops (CPython 3.14), at most; fewer if they
   take 1 %% of a CPU; 0: none but at the end (default: 4)
+--goroutines: read some times a second where goroutines of Go programs wait, for --by task
 --all-cgroups: record the cgroup of on-CPU samples
 """
 _WAITS = """

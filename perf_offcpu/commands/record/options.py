@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _LONGEST = "1000000s"
 _MOST_RATE = 10**9
-_SWITCHES = "all_cgroups wakers waker_stacks objects object_names lock_owners budget".split()
+_SWITCHES = "all_cgroups wakers waker_stacks objects object_names lock_owners budget goroutines".split()
 """Options that `RecordOptions` has under the same name."""
 
 
@@ -155,6 +155,7 @@ def _needs_bpf(options: RecordOptions) -> str:
         "--switch-output": options.rotation,
         "--control": options.control,
         "--waker-stacks": options.waker_stacks,
+        "--goroutines": options.goroutines,
         "--call-graph fp,defer": options.deferred_stacks,
         "-r": options.realtime_priority,
     }

@@ -199,7 +199,7 @@ def names_text(comms: Sequence[str]) -> str:
 
 def _goroutines(verdict: Verdict) -> Iterator[str]:
     if verdict.goroutines:
-        yield "Goroutines that wait are no threads: Go's own profiles (block, mutex) show their waits."
+        yield "Goroutines that wait are no threads: --by task shows their waits (record --goroutines)."
 
 
 def _blocked(verdict: Verdict) -> str:

@@ -205,7 +205,7 @@ def test_waits_that_end_elsewhere_do_not_count() -> None:
         "Not counted: waits for the next piece of work or for recorded threads and processes, and naps",
         "60.000 ms a goroutine to run in runtime.findRunnable: prog",
         "20.000 ms a thread to end in main: prog",
-        *("", "Goroutines that wait are no threads: Go's own profiles (block, mutex) show their waits."),
+        *("", "Goroutines that wait are no threads: --by task shows their waits (record --goroutines)."),
         *("Still blocked at the end: none.", "Lost: nothing."),
         "Next: perf-offcpu report --class disk --comm prog",
     ]

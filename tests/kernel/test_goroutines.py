@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Goroutines (`record --goroutines`) next to the program's own list (/debug/pprof/goroutine) and block profile."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from builders import program
+from elftools.elf.elffile import ELFFile
+from kernel.recorder import run
+
+from perf_offcpu.collect.go.program import LAYOUTS, Memory, find_program
+from perf_offcpu.model.recording import EventLoop, LoopTask, Recording
+
+SOURCE = Path(__file__).parents[1] / "workload" / "programs" / "goroutines.go"
+pytestmark = [
+    pytest.mark.beside,
+    pytest.mark.long,
+    pytest.mark.skipif(shutil.which("go") is None, reason="no go here (Debian: golang-go)"),
+]
+LEFT_OUT = re.compile(r"runtime\.|main\.main\.func\d+$")
+"""Functions that Go's list leaves out: its own, and wrappers, which `go function(argument)` makes."""
+FORMS = {"plain": [], "stripped": ["-ldflags", "-s -w"], "pie": ["-buildmode=pie", "-ldflags", "-s -w"]}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory of the program in all forms."""
+    directory = tmp_path_factory.mktemp("go")
+    environment = {**os.environ, "GOCACHE": str(directory / "cache"), "GOTOOLCHAIN": "local"}
+    for name, options in FORMS.items():
+        command = ["go", "build", *options, "-o", str(directory / name), str(SOURCE)]
+        subprocess.run(command, cwd=directory, env=environment, check=True, timeout=300)
+    return directory
+
+
+@contextmanager
+def running(path: Path, number: int = 0) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run the program; yield it and its own list of goroutines."""
+    with subprocess.Popen([path, str(number)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None
+            yield child, "".join(iter(child.stdout.readline, "ready\n"))
+        finally:
+            child.kill()
+
+
+def listed(text: str) -> Counter[tuple[str, ...]]:
+    """Return what goroutines wait for and their functions, leaf first, of Go's own list, without those that run."""
+    stacks: Counter[tuple[str, ...]] = Counter()
+    for block in text.strip().split("\n\n"):
+        head, *lines = block.splitlines()
+        names = [line.rpartition("(")[0] for line in lines if line[0] != "\t" and not line.startswith("created by")]
+        if (state := re.findall(r"\[([^],]+)", head)[0]) != "running":
+            stacks[state, *names] += 1
+    return stacks
+
+
+def tasks_of(recording: Recording) -> list[tuple[EventLoop, LoopTask]]:
+    """Return all tasks, each with its reading."""
+    return [(loop, task) for loop in recording.loops for task in loop.tasks]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_goroutines_are_those_of_the_program(built: Path, tmp_path: Path, form: str) -> None:
+    with running(built / form) as (child, text):
+        recording = run("-p", str(child.pid), "--goroutines", "--duration", "1", cwd=tmp_path).recording
+    stacks = Counter[tuple[str, ...]]()
+    for loop, task in tasks_of(recording):
+        if names := [name for name, *_ in task.frames if not LEFT_OUT.match(name)]:
+            stacks[task.awaits, *names] += loop.weight_ns
+    read_ns = stacks["sleep", "time.Sleep", "main.sleeper"] // 5
+    assert read_ns > 5e8 and {loop.pid for loop in recording.loops} == {child.pid}
+    assert {stack: ns / read_ns for stack, ns in stacks.items()} == listed(text) and listed(text).total() == 54
+    assert not [cause for cause in recording.losses if "goroutine" in cause.text.lower()]
+
+    (shown,) = [program.run("report", "-i", "perf.data", cwd=tmp_path).stdout.replace("\n#  ", "")]
+    assert f"goroutines of {form} {child.pid} that wait: 30 in chan receive in main.deep (56 %), 9 in" in shown
+    rows = json.loads(program.run("report", "--json", "-i", "perf.data", cwd=tmp_path).stdout)["goroutines"]
+    assert {(row["waits_for"], row["function"], row["goroutines"]) for row in rows} >= {
+        ("sync.Mutex.Lock", "main.(*Repo).Save", 3), ("select", "main.chooser", 4), ("IO wait", "main.reader", 1),
+    }  # fmt: skip
+    lines = program.run("convert", "--folded", "--by", "task", "-o", "-", cwd=tmp_path).stdout.splitlines()
+    (line,) = [line for line in lines if "main.worker" in line]
+    assert re.fullmatch(rf"([\w.]+);\1;(main.worker;)?runtime\.\S*;\[chan receive\] {9 * read_ns}", line)
+    assert sum(int(line.rpartition(" ")[2]) for line in lines) == sum(loop.weight_ns for loop, _ in tasks_of(recording))
+
+
+def test_shares_are_those_of_the_block_profile(built: Path, tmp_path: Path) -> None:
+    with running(built / "plain", 8) as (child, _):
+        recording = run("-p", str(child.pid), "--goroutines", "--duration", "10", cwd=tmp_path).recording
+        profile, _ = child.communicate("end\n")
+    ns, cycles = Counter[str](), Counter[str]()
+    for loop, task in tasks_of(recording):
+        ns.update({name: loop.weight_ns for name, *_ in task.frames if name in ("main.waits", "main.locks")})
+    for time, function in re.findall(r"(?m)^(\d+) \d+ @.*\n(?:#\t.*\n)*?#\t.*(main\.(?:waits|locks))\+", profile):
+        cycles[function] += int(time)
+    share, truth = (sums["main.locks"] / sums.total() for sums in (ns, cycles))
+    readings = 10 / 0.1
+    assert 0.5 < truth < 0.8 and abs(share - truth) < 3 * (truth * (1 - truth) / readings) ** 0.5
+
+
+def test_the_table_of_versions_agrees_with_dwarf_and_symbols(built: Path) -> None:
+    with open(built / "plain", "rb") as file:
+        elf = ELFFile(file)
+        members = dict[str, int]()
+        for unit in elf.get_dwarf_info().iter_CUs():
+            for entry in unit.iter_DIEs() if unit.get_top_DIE().attributes["DW_AT_name"].value == b"runtime" else ():
+                if entry.tag == "DW_TAG_structure_type" and entry.attributes["DW_AT_name"].value in NAMES:
+                    for child in entry.iter_children():
+                        name = child.attributes["DW_AT_name"].value.decode()
+                        members[name] = child.attributes["DW_AT_data_member_location"].value
+        symbols = {symbol.name: symbol["st_value"] for symbol in elf.get_section_by_name(".symtab").iter_symbols()}
+    with running(built / "plain") as (child, _):
+        found = find_program(child.pid)
+        assert Memory(child.pid).words(found["allgs"], 2)[1] >= 54
+    status, bp, sequence, _ = LAYOUTS[found["minor"]]
+    assert (members["atomicstatus"], members["trackingSeq"], members["sched"]) == (status, sequence, 56)
+    assert (members["goid"], members["waitreason"], 56 + members["bp"]) == (status + 8, status + 32, bp)
+    assert (found["allgs"], found["reasons"]) == (symbols["runtime.allgs"], symbols["runtime.waitReasonStrings"])
+    assert found["text"] == symbols["runtime.text"]
+
+
+NAMES = (b"runtime.g", b"runtime.gobuf")
