@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from perf_offcpu import losses
 from perf_offcpu.abi.counters import GOROUTINES
-from perf_offcpu.collect.go.program import LAYOUTS, U64, Functions, Memory, UnreadableError, find_program
+from perf_offcpu.collect.go.program import LAYOUTS, U64, Functions, Memory, find_program
 from perf_offcpu.collect.python.event_loops import task_payloads
+from perf_offcpu.collect.python.memory import UnreadableError
 from perf_offcpu.collect.system.background import Future, in_background
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.system.helper import Avoided, Helper, ask_each
@@ -26,7 +27,7 @@ from perf_offcpu.losses import Losses
 
 _BUDGET, _PAUSE_S, _LOOK_S = 0.01, 0.1, 0.25
 _MOST_GOROUTINES, _AT_ONCE, _MOST_STACK, _MOST_FRAMES = 1 << 17, 256, 16 << 10, 64
-_MOST_STACKS, _MOST_ALL, _MOST_REASON = 2048, 1 << 15, 64  # of a process, of all; bytes
+_MOST_STACKS, _MOST_ALL, _MOST_UNREAD, _MOST_REASON = 2048, 1 << 15, 256, 64  # of a process, of all, …; bytes
 _SIZE, _LO, _HI, _SP, _PC, _ID, _REASON = 256, 0, 1, 7, 8, 8, 32  # words of runtime.g; the last two after the status
 _RUNNABLE, _WAITING, _PREEMPTED, _STATUS = 1, 4, 9, 0xFFF
 _OTHERS: Final = {_RUNNABLE: "runnable", _PREEMPTED: "preempted"}
@@ -49,11 +50,11 @@ class Reader:
         """Return (goroutines that moved, goroutines that could not be read, others). Raises UnreadableError: none."""
         begin, number, _ = self._memory.words(self.program["allgs"], 3).tolist()
         places = self._memory.words(begin, min(number, _MOST_GOROUTINES))
-        moved, unread, stacks = 0, min(number - len(places), 1 << 31), Stacks()
-        for first in range(0, len(places), _AT_ONCE):
+        moved, unread, first, stacks = 0, 0, 0, Stacks()
+        while first < len(places) and unread < _MOST_UNREAD:
             more = self._read_some(places[first : first + _AT_ONCE], stacks)
-            moved, unread = moved + more[0], unread + more[1]
-        return moved, unread, dict(stacks)
+            moved, unread, first = moved + more[0], unread + more[1], first + _AT_ONCE
+        return moved, unread + min(max(number - first, 0), 1 << 31), dict(stacks)
 
     def _read_some(self, places: U64, stacks: Stacks) -> tuple[int, int]:
         before, is_read = self._gather(places)
@@ -110,8 +111,8 @@ class Goroutines:
         self._readers: dict[int, Reader] = {}  # in the helper
         self._looks, self._look_s = dict[int, int](), 0.0  # number of looks by pid, time of the next
         self._programs: dict[int, dict[str, int]] = {}
-        self._read_at, self._ends = dict[int, int](), dict[int, int]()  # last readings: if the next follows, and any
-        self._sums: dict[int, tuple[int, Stacks]] = {}  # by pid: begin of the readings; ns in place of numbers
+        self._read_at: dict[int, int] = {}  # times of readings that another follows
+        self._sums: dict[int, tuple[list[int], Stacks]] = {}  # begin and end of readings, ns in place of numbers
         self._lock, self._stopped = threading.Lock(), threading.Event()
         self._running: Future[None] | None = None
 
@@ -167,13 +168,14 @@ class Goroutines:
         """Add a reading to the sums."""
         begin_ns, end_ns, program = self._read_at.pop(pid, 0), now_ns(), self._programs[pid]
         self._read_at |= {pid: end_ns} if stacks else {}
-        self._ends |= {pid: end_ns} if stacks else {}
         with self._lock:
-            sums = self._sums.setdefault(pid, (begin_ns, Stacks()))[1] if begin_ns and stacks else Stacks()
+            times, sums = self._sums.get(pid, ([begin_ns, 0], Stacks()))
+            if begin_ns and stacks:
+                self._sums[pid], times[1] = (times, sums), end_ns
             room = min(_MOST_STACKS, _MOST_ALL - sum(len(known) for _, known in self._sums.values()) + len(sums))
             for stack, count in stacks.items():
                 if stack in sums or len(sums) < room:
-                    sums[stack] += count * (end_ns - begin_ns)
+                    sums[stack] += count * (end_ns - (begin_ns or end_ns))
                 else:
                     unread += count
         self._lost.add(losses.GO_UNKNOWN, int("minor" in program and "allgs" not in program))
@@ -183,11 +185,11 @@ class Goroutines:
     def take(self) -> list[bytes]:
         """Return payloads (abi.counters.TASKS) of what was read since the last call: a task for each stack."""
         with self._lock:
-            (taken, self._sums), ends = (self._sums, {}), dict(self._ends)
+            taken, self._sums = self._sums, {}
         payloads = list[bytes]()
-        for pid, (begin_ns, sums) in taken.items():
+        for pid, ((begin_ns, end_ns), sums) in taken.items():
             for number, ((waits_for, names), ns) in enumerate(sums.items(), 1):
                 frames = [(name, "", 0) for name in names]
                 task = number, GOROUTINES, waits_for, 0, list[int](), list[int](), frames
-                payloads += task_payloads((pid, pid), (begin_ns, ends[pid], ns), [task])
+                payloads += task_payloads((pid, pid), (begin_ns, end_ns, ns), [task])
         return payloads

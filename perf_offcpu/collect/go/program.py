@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from perf_offcpu.collect.python.memory import UnreadableError
 from perf_offcpu.collect.python.offsets import find_section
 from perf_offcpu.files import open_regular, read_kernel
 
@@ -39,10 +40,6 @@ LAYOUTS: Final = {
 }  # fmt: skip
 """Minor version → on x86-64, offsets in `runtime.g` of atomicstatus, sched.bp and trackingSeq, and the word of
 moduledata with gofunc. Other members of `runtime.g` have fixed offsets, or a fixed distance to atomicstatus."""
-
-
-class UnreadableError(Exception):
-    """Memory cannot be read, or what it holds makes no sense."""
 
 
 class Memory:

@@ -19,7 +19,7 @@ from perf_offcpu.analysis.task_times import tasks_profile
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.go import goroutines
 from perf_offcpu.collect.go.goroutines import Goroutines, Reader, walk
-from perf_offcpu.collect.go.program import UnreadableError
+from perf_offcpu.collect.python.memory import UnreadableError
 from perf_offcpu.convert.folded import folded_totals
 from perf_offcpu.convert.registry import Options
 from perf_offcpu.decode.account import CollectorAccount
