@@ -14,7 +14,8 @@ from perf_offcpu.collect.system.background import Future, in_background
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.system.helper import Avoided, Helper, ask_each
 
-_SHARE, _MOST_CREDIT_S, _PATIENCE_S, _MOST_S = 0.01, 0.05, 0.5, 2.0
+_SHARE, _MOST_CREDIT_S = 0.01, 0.05
+_MOST_LOOK_S, _PATIENCE_S, _MOST_S = 0.5, 2.0, 5.0  # for the loops of a process; for each, until it is avoided; for all
 _MOST_NAP_S = 0.2  # `TaskReadings.step` is called as often
 _NEW_AT_ONCE, _MOST_KEPT = 4, 32 << 20  # processes in which a reading looks for loops; bytes of payloads
 
@@ -56,6 +57,7 @@ class TaskReadings:
     def close(self) -> None:
         """Wait for a reading that goes on, and end the helper."""
         self._closing.set()
+        self._helper.until = 0.0
         if self._reading is not None:
             self._reading.wait()
         self._helper.close()
@@ -66,7 +68,7 @@ class TaskReadings:
         new = [pid for pid, last_ns in self._turns.items() if not last_ns][:_NEW_AT_ONCE]
         recorded = self._recorded() if new else ()
         items = [(pid,) for pid, last_ns in self._turns.items() if last_ns or (pid in new and pid in recorded)]
-        self._helper.until, cost_s = time.monotonic() + _MOST_S, 0.0
+        self._helper.until, cost_s = 0.0 if self._closing.is_set() else time.monotonic() + _MOST_S, 0.0
         answers = {item[0]: answer.value for item, answer in ask_each(self._helper, items, self._avoided)}
         for pid in dict.fromkeys([*new, *answers]):
             spent_s, loops = answers.get(pid) or (0.0, [])
@@ -83,10 +85,12 @@ class TaskReadings:
 
     def _look(self, item: tuple[int]) -> tuple[float, list[tuple[int, list[Task]]]]:
         """Return CPU time, s, and (tid, tasks) of the loops of a process; called in the helper."""
-        begin_s, (pid,) = time.process_time(), item
+        begin_s, until_s, (pid,) = time.process_time(), time.monotonic() + _MOST_LOOK_S, item
         tables = self._tables.pop(pid, None) or find_tables(pid)
-        threads = [(tid, tables) for tid in loop_threads(pid, tables)] if tables else []
-        answers = {tid: read_loop(pid, tid, tables, self._pages[tid]) for tid, tables in threads}
-        loops = [(tid, answer[2] if answer[0] >= 0 and answer[1] else []) for tid, answer in answers.items() if answer]
+        threads, loops = loop_threads(pid, tables) if tables else [], list[tuple[int, list[Task]]]()
+        for tid in random.sample(threads, len(threads)):  # the last ones may have no time
+            has_time = time.monotonic() < until_s
+            answer = read_loop(pid, tid, tables, self._pages[tid]) if tables and has_time else (-1, False, [])
+            loops += [(tid, answer[2] if answer[0] >= 0 and answer[1] else [])] if answer else []
         self._tables |= {pid: tables} if tables and loops else {}
         return time.process_time() - begin_s, loops
