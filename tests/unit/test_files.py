@@ -10,13 +10,14 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 from builders.zoo import as_file
 
 from perf_offcpu.build_ids import build_id_of, kernel_build_id, module_build_id
-from perf_offcpu.collect.existing.maps import MappedBuildIds, build_id_of_memory, parse_maps
+from perf_offcpu.collect.existing.maps import build_id_of_memory, parse_maps, read_build_id
 from perf_offcpu.directories import Directory
 from perf_offcpu.files import FileRefusedError, allocated_bytes, kernel_lines, open_regular, read_kernel, read_regular
 
@@ -301,16 +302,16 @@ def test_cache_follows_the_mapping_not_the_name(tmp_path: Path) -> None:
         while b"libc.so" not in Path(f"/proc/{child.pid}/maps").read_bytes():
             pass
         copy.unlink()
-        known, maps = MappedBuildIds(), parse_maps(Path(f"/proc/{child.pid}/maps").read_bytes())
-        code = [one for one in maps if one.inode and b"x" in one.permissions]
-        for one in code:
-            known.of_mapping(child.pid, one.start, one.end, one.device, one.inode, one.name, maps=True)
-        assert known.files[os.fsencode(copy) + b" (deleted)"] == expected != b""
+        mappings = parse_maps(Path(f"/proc/{child.pid}/maps").read_bytes())
+        code = [one for one in mappings if one.inode and b"x" in one.permissions]
+        read = partial(read_build_id, child.pid)
+        known = {one.name: read(one.start, one.end, one.inode, one.name, maps=True) for one in code}
+        assert known[os.fsencode(copy) + b" (deleted)"] == expected != b""
         # Without a mapping at that address the path counts, if it still is that file.
         libc = next(one for one in code if b"libc.so" in one.name)
-        others = [known.of_mapping(child.pid, 0, 4096, "other", inode, libc.name) for inode in (libc.inode, 1)]
-        assert others == [known.files[libc.name], None]
-        assert known.of_mapping(child.pid, 0, 4096, "none", os.stat("/dev/null").st_ino, b"/dev/null") is None
+        others = [read(0, 4096, inode, libc.name, maps=False) for inode in (libc.inode, 1)]
+        assert others == [known[libc.name], None]
+        assert read(0, 4096, os.stat("/dev/null").st_ino, b"/dev/null", maps=False) is None
     finally:
         child.kill()
         child.wait()

@@ -98,7 +98,7 @@ _MOST_NAME_BYTES = 16 << 20  # bytes of the names of files that are remembered
 
 
 class MappedBuildIds:
-    """Read and remember build-ids of mapped files; each file is read once, however many tasks map it. `files`: path →
+    """Remember build-ids of mapped files; each file is read once, however many tasks map it. `files`: path →
     build-id of each file that has one. `avoided`: devices whose files are not read, because one did not answer."""
 
     def __init__(self) -> None:
@@ -124,19 +124,6 @@ class MappedBuildIds:
             del self.files[oldest]
             self._name_bytes -= len(oldest)
         self.files[path] = build_id
-
-    def of_mapping(
-        self, pid: int, start: int, end: int, device: Hashable, inode: int, path: bytes, *, maps: bool = False
-    ) -> bytes | None:
-        """Return the build-id of a mapped file, and read it the first time; b"" if the file has none, None if it is not
-        found. `maps`: as in `read_build_id`."""
-        key = key_of(device, inode, path)
-        if key not in self._known:
-            build_id = read_build_id(pid, start, end, inode, path, maps=maps)
-            if build_id is None:
-                return None
-            self.learn(key, path, build_id)
-        return self._known[key]
 
 
 def key_of(device: Hashable, inode: int, path: bytes) -> bytes:
