@@ -25,6 +25,7 @@ pytestmark = [
     pytest.mark.long,
     pytest.mark.skipif(shutil.which("go") is None, reason="no go here (Debian: golang-go)"),
 ]
+STRUCTURES = (b"runtime.g", b"runtime.gobuf")
 LEFT_OUT = re.compile(r"runtime\.|main\.main\.func\d+$")
 """Functions that Go's list leaves out: its own, and wrappers, which `go function(argument)` makes."""
 FORMS = {"plain": [], "stripped": ["-ldflags", "-s -w"], "pie": ["-buildmode=pie", "-ldflags", "-s -w"]}
@@ -109,14 +110,13 @@ def test_shares_are_those_of_the_block_profile(built: Path, tmp_path: Path) -> N
 
 def test_the_table_of_versions_agrees_with_dwarf_and_symbols(built: Path) -> None:
     with open(built / "plain", "rb") as file:
-        elf = ELFFile(file)
-        members = dict[str, int]()
-        for unit in elf.get_dwarf_info().iter_CUs():
-            for entry in unit.iter_DIEs() if unit.get_top_DIE().attributes["DW_AT_name"].value == b"runtime" else ():
-                if entry.tag == "DW_TAG_structure_type" and entry.attributes["DW_AT_name"].value in NAMES:
-                    for child in entry.iter_children():
-                        name = child.attributes["DW_AT_name"].value.decode()
-                        members[name] = child.attributes["DW_AT_data_member_location"].value
+        elf, members = ELFFile(file), dict[str, int]()
+        units = elf.get_dwarf_info().iter_CUs()
+        runtime = [unit for unit in units if unit.get_top_DIE().attributes["DW_AT_name"].value == b"runtime"]
+        for entry in (entry for unit in runtime for entry in unit.iter_DIEs()):
+            is_struct = entry.tag == "DW_TAG_structure_type" and entry.attributes["DW_AT_name"].value in STRUCTURES
+            for place in (child.attributes for child in entry.iter_children() if is_struct):
+                members[place["DW_AT_name"].value.decode()] = place["DW_AT_data_member_location"].value
         symbols = {symbol.name: symbol["st_value"] for symbol in elf.get_section_by_name(".symtab").iter_symbols()}
     with running(built / "plain") as (child, _):
         found = find_program(child.pid)
@@ -124,8 +124,5 @@ def test_the_table_of_versions_agrees_with_dwarf_and_symbols(built: Path) -> Non
     status, bp, sequence, _ = LAYOUTS[found["minor"]]
     assert (members["atomicstatus"], members["trackingSeq"], members["sched"]) == (status, sequence, 56)
     assert (members["goid"], members["waitreason"], 56 + members["bp"]) == (status + 8, status + 32, bp)
-    assert (found["allgs"], found["reasons"]) == (symbols["runtime.allgs"], symbols["runtime.waitReasonStrings"])
-    assert found["text"] == symbols["runtime.text"]
-
-
-NAMES = (b"runtime.g", b"runtime.gobuf")
+    names = {"allgs": "allgs", "reasons": "waitReasonStrings", "text": "text"}
+    assert {key: found[key] for key in names} == {key: symbols[f"runtime.{name}"] for key, name in names.items()}

@@ -117,7 +117,8 @@ class Goroutines:
         self._running: Future[None] | None = None
 
     def start(self) -> None:
-        """Begin to read, in a thread."""
+        """Begin to read, in a thread; the time of a pause before does not count."""
+        self._read_at.clear()
         self._stopped.clear()
         self._running = in_background(self._run) if self._is_asked else None
 

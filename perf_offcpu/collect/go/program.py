@@ -121,9 +121,8 @@ class Functions:
         self._memory, self._program = memory, program
         # Sizes of _func and inlinedCall, and offsets of the latter's nameOff and parentPc.
         self._size, *self._call = (40, 20, 12, 16) if program["minor"] < 20 else (44, 16, 4, 8)
-        number, *_, self._names, self._cut, _, self._steps, self._functions = memory.words(program["table"], 9)[
-            1:
-        ].tolist()
+        header = memory.words(program["table"] + 8, 8).tolist()
+        number, _, _, self._names, self._cut, _, self._steps, self._functions = header
         table = np.frombuffer(self._read(self._functions, 8 * number + 4), np.uint32)
         self._entries, self._places = table[::2], table[1::2].astype(np.int64)
         self.of = functools.lru_cache(_MOST_KNOWN)(self._names_of)

@@ -10,7 +10,6 @@ import random
 import struct
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from builders.profile import ProfileBuilder
 
@@ -19,7 +18,7 @@ from perf_offcpu.analysis.goroutines import goroutine_rows, goroutine_sentences
 from perf_offcpu.analysis.task_times import tasks_profile
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.go import goroutines
-from perf_offcpu.collect.go.goroutines import Goroutines, Reader, walk
+from perf_offcpu.collect.go.goroutines import Goroutines, Reader
 from perf_offcpu.collect.python.memory import UnreadableError
 from perf_offcpu.convert.folded import folded_totals
 from perf_offcpu.convert.registry import Options
@@ -104,25 +103,6 @@ def test_hostile_memory_is_bounded_and_counted(monkeypatch: pytest.MonkeyPatch) 
             assert moved == 0 and len(stacks) <= 3 and all(len(names) <= 66 for _, names in stacks)
         except UnreadableError:
             pass
-
-
-def test_walk_follows_frame_pointers_as_one_by_one() -> None:
-    for _ in range(50):
-        sizes = np.array([random.randrange(0, 200, 8) for _ in range(9)], np.uint64)
-        base = np.array([random.choice((4096, 2**47, 2**64 - 256)) for _ in sizes], np.uint64)
-        stacks = [
-            [random.choice((0, 7, int(start) + 8 * random.randrange(30), 2**64 - 8)) % 2**64 for _ in range(size // 8)]
-            for start, size in zip(base, sizes.tolist(), strict=True)
-        ]
-        frame = base + np.array([random.choice((0, 8, 16, 4)) for _ in sizes], np.uint64)
-        chains = walk(np.array(sum(stacks, [0, 0])[2:] or [0, 0], np.uint64), base, sizes, frame, base)
-        for row, (words, begin, first) in enumerate(zip(stacks, base.tolist(), frame.tolist(), strict=True)):
-            expected, at = [begin], first
-            while len(expected) < 64 and begin <= at and at % 8 == 0 and (at - begin) // 8 + 2 <= len(words):
-                caller, address = words[(at - begin) // 8 : (at - begin) // 8 + 2]
-                expected, at = [*expected, address], caller if caller > at else 0
-            found = chains[row].tolist()
-            assert found == expected + [0] * (len(found) - len(expected))
 
 
 def test_sums_payloads_and_what_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
