@@ -56,7 +56,7 @@ def with_places(
     interprets, own = interpreting(frames, strings), pair_of[: len(samples)]
     calls = np.flatnonzero(interprets[chains.values.astype(np.int64)])
     has_calls = np.bincount(chains.row_of_value()[calls], minlength=len(chains) + 1) > 0  # the last one: no chain
-    is_wait = samples.has(SampleFlag.OFFCPU) & ~samples.has(SampleFlag.AGGREGATED | SampleFlag.STILL_BLOCKED)
+    is_wait = samples.has(SampleFlag.OFFCPU) & ~samples.has(SampleFlag.AGGREGATED)
     lost.add(losses.PYTHON_MISSED, int((has_calls[own] & is_wait & (samples.python < 0)).sum()))
     rows = np.flatnonzero((samples.python >= 0) & (own >= 0))
     pairs, inverse = np.unique(np.stack([own[rows], samples.python[rows]]), axis=1, return_inverse=True)

@@ -89,7 +89,7 @@ def test_all_functions_and_lines_are_those_that_the_program_tells(tmp_path: Path
         run("-p", str(pid), "--duration", "0.5", cwd=tmp_path)
     told = [[(name, line) for name, line in json.loads(text)] for text in (tmp_path / "told").read_text().splitlines()]
     profile = symbolize(load_recording(tmp_path / "perf.data"))
-    assert losses.PYTHON_UNREAD not in profile.losses
+    assert losses.PYTHON_MISSED not in profile.losses
     nodes = profile.samples.stack[profile.samples.has(SampleFlag.STILL_BLOCKED)].tolist()
     stacks = [[(name.partition(" (")[0], line) for name, line in python_stack(profile, node)] for node in nodes]
     assert len(told) == 6 and len(stacks) == 7

@@ -7,7 +7,7 @@ file: sums, budgets, states of tasks and objects."""
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from perf_offcpu import losses
 from perf_offcpu.collect.bpf.last_tasks import LastTasks
@@ -27,6 +27,7 @@ from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.targets import Target
 
 T = TypeVar("T")
+STEADY_WAIT_NS: Final = 1_000_000_000  # shortest unfinished wait whose Python functions a steady recording reads
 
 
 @dataclass(slots=True)
@@ -174,7 +175,8 @@ class FileSeries:
     def _with_python(self, last: LastTasks) -> LastTasks:
         """Return `last` with the Python functions of threads that are blocked, and with the tasks of event loops."""
         pythons, unread = self._collector.pythons, self._collector.unread
-        last = with_python_functions(last, dict(pythons.offsets), unread, self._functions)
+        least_ns = STEADY_WAIT_NS if self._options.is_steady else 0
+        last = with_python_functions(last, dict(pythons.offsets), unread, self._functions, least_ns=least_ns)
         return with_event_loops(last, pythons.pids, unread)
 
     def _finish_past(self, past: _PastFile) -> None:

@@ -13,7 +13,6 @@ from functools import cache, lru_cache
 from itertools import accumulate, islice
 from typing import Final
 
-from perf_offcpu import losses
 from perf_offcpu.abi.counters import PYTHON, PYTHON_MAGIC, VERSION
 from perf_offcpu.binary.line_table import LineTable
 from perf_offcpu.collect.bpf.last_tasks import LastTasks
@@ -42,26 +41,34 @@ Wait = tuple[int, int, int]
 
 
 def with_python_functions(
-    last: LastTasks, offsets: Mapping[int, dict[str, int]], unread: Unread, known: dict[Wait, Functions]
+    last: LastTasks,
+    offsets: Mapping[int, dict[str, int]],
+    unread: Unread,
+    known: dict[Wait, Functions],
+    *,
+    least_ns: int = 0,
 ) -> LastTasks:
     """Return `last` with the payloads that name the Python functions of waiting threads. `offsets`: of each process
-    that runs CPython (`PythonProcesses.offsets`). `unread`: counts threads that ran meanwhile or could not be read.
-    `known`: functions of waits that had not ended when this was called before, which are not read again; updated."""
+    that runs CPython (`PythonProcesses.offsets`). `unread`: counts threads that cannot be read; those
+    that run or end meanwhile are left out. `known`: functions of waits that had not ended when this was called before,
+    which are not read again; updated. `least_ns`: shorter waits are left out."""
     pid, tid, since, switches = (last.tasks[name].tolist() for name in ("pid", "tid", "switch_out_ns", "nr_switches"))
-    rows = [row for row in last.waiting().tolist() if offsets.get(pid[row])]
+    rows = [row for row in last.waiting().tolist() if offsets.get(pid[row]) and last.end_ns - since[row] >= least_ns]
 
     @cache
     def reader_of(pid: int) -> FunctionReader:
         return FunctionReader(pid, offsets[pid])
 
     def read(row: int) -> tuple[int, Functions]:
-        return read_functions(tid[row], reader_of(pid[row]))
+        try:
+            return read_functions(tid[row], reader_of(pid[row]))
+        except (FileNotFoundError, ProcessLookupError):
+            return -1, []
 
     wait_of = {row: (pid[row], tid[row], since[row]) for row in rows}
     new = [row for row, wait in wait_of.items() if wait not in known]
     answers = of_each(new, [pid[row] for row in new], read, unread, _MOST_S) if new else {}
     read_now = {wait_of[row]: calls for row, (count, calls) in answers.items() if count == switches[row]}
-    unread.lost.add(losses.PYTHON_UNREAD, len(new) - len(read_now))
     functions = {wait: known[wait] for wait in wait_of.values() if wait in known} | read_now
     known.clear()
     known |= islice(functions.items(), _MOST_THREADS)
