@@ -16,6 +16,7 @@ from builders import program
 from elftools.elf.elffile import ELFFile
 from kernel.recorder import run
 
+from perf_offcpu import losses
 from perf_offcpu.collect.go.program import LAYOUTS, Memory, find_program
 from perf_offcpu.model.recording import EventLoop, LoopTask, Recording
 
@@ -106,6 +107,17 @@ def test_shares_are_those_of_the_block_profile(built: Path, tmp_path: Path) -> N
     share, truth = (sums["main.locks"] / sums.total() for sums in (ns, cycles))
     readings = 10 / 0.1
     assert 0.5 < truth < 0.8 and abs(share - truth) < 3 * (truth * (1 - truth) / readings) ** 0.5
+
+
+def test_other_versions_are_counted_and_not_guessed(built: Path, tmp_path: Path) -> None:
+    content = (built / "stripped").read_bytes()
+    other = re.sub(rb"(Go buildinf:.{19}go1\.)\d\d", rb"\g<1>99", content, flags=re.DOTALL)
+    assert other != content
+    (tmp_path / "other").write_bytes(other)
+    (tmp_path / "other").chmod(0o700)
+    with running(tmp_path / "other") as (child, _):
+        recording = run("-p", str(child.pid), "--goroutines", "--duration", "1", cwd=tmp_path).recording
+    assert recording.losses[losses.GO_UNKNOWN] == 1 and recording.loops == ()
 
 
 def test_the_table_of_versions_agrees_with_dwarf_and_symbols(built: Path) -> None:

@@ -25,7 +25,7 @@ from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.system.helper import Avoided, Helper, ask_each
 from perf_offcpu.losses import Losses
 
-_BUDGET, _PAUSE_S, _LOOK_S = 0.01, 0.1, 0.25
+_BUDGET, _PAUSE_S, _LOOK_S, _MOST_LOOKS = 0.01, 0.1, 0.25, 400  # looks for programs take 1/400 of a CPU
 _MOST_GOROUTINES, _AT_ONCE, _MOST_STACK, _MOST_FRAMES = 1 << 17, 256, 16 << 10, 64
 _MOST_STACKS, _MOST_ALL, _MOST_UNREAD, _MOST_REASON = 2048, 1 << 15, 256, 64  # of a process, of all, …; bytes
 _SIZE, _LO, _HI, _SP, _PC, _ID, _REASON = 256, 0, 1, 7, 8, 8, 32  # words of runtime.g; the last two after the status
@@ -141,12 +141,13 @@ class Goroutines:
         begin_s, now_s, cpu_ns = time.thread_time(), time.monotonic(), 0
         due = [(pid, program) for pid, program in self._programs.items() if "allgs" in program]
         if now_s >= self._look_s:
-            self._look_s, pids = now_s + _LOOK_S, self._recorded()
-            self._programs = {pid: program for pid, program in self._programs.items() if pid in pids and program}
-            self._looks = {pid: self._looks.get(pid, 0) + 1 for pid in pids - self._programs.keys()}
-            due += [(pid, {}) for pid, looks in self._looks.items() if not looks & looks - 1]
+            self._looks = {pid: self._looks.get(pid, 0) + 1 for pid in self._recorded()}
+            self._programs = {pid: program for pid, program in self._programs.items() if pid in self._looks and program}
+            self._read_at = {pid: ns for pid, ns in self._read_at.items() if pid in self._programs}
+            due += [(pid, {}) for pid, n in self._looks.items() if not n & n - 1 and pid not in self._programs]
+            self._look_s = now_s + max(_LOOK_S, (time.thread_time() - begin_s) * _MOST_LOOKS)
         for (pid, _), answer in ask_each(self._helper, due, self._avoided):
-            self._programs[pid], *counts, used_ns = answer.value or ({}, 0, int(answer.is_stuck), {}, 0)
+            self._programs[pid], *counts, used_ns = answer.value or ({}, 0, 1, {}, 0)
             self._add(pid, *counts)
             cpu_ns += used_ns
         return cpu_ns / 1e9 + time.thread_time() - begin_s

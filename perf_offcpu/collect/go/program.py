@@ -26,7 +26,7 @@ U64 = NDArray[np.uint64]
 _libc = ctypes.CDLL(None, use_errno=True)
 _MOST_VECTORS: Final = 1024  # of process_vm_readv(2)
 _MOST_READ, _MOST_MODULE, _MOST_STEPS, _MOST_CODE, _MOST_NAME = 128 << 20, 16 << 20, 16 << 10, 4096, 250  # bytes
-_MOST_INLINED, _MOST_KNOWN, _MOST_FAILED = 32, 1 << 16, 64
+_MOST_INLINED, _MOST_KNOWN, _MOST_FAILED = 32, 1 << 13, 64
 _TABLES, _MODULES = (b".gopclntab", b".data.rel.ro.gopclntab"), (b".go.module", b".noptrdata")
 _AT_PHDR, _PHDR_OFFSET, _SECOND_LENGTH = 3, 64, len("GC assist marking")
 _VERSION: Final = re.compile(rb"\xff Go buildinf:.[\2\3].{17}go1\.(\d+)\b", re.DOTALL)  # flags: the text follows
