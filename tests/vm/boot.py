@@ -26,8 +26,11 @@ RESULTS_SIZE = 1 << 29  # sparse
 
 # no_timer_check: where emulation gets too little of the CPU, the kernel's check of its timer ends in a panic.
 KERNEL_OPTIONS = "quiet loglevel=3 mitigations=off no_timer_check panic=-1 root=/dev/vda rw init=/vmtest-init"
-# Disks; then what tests of files, and those between network namespaces, need.
-DRIVERS = ("virtio_pci", "virtio_blk", "ext4", "loop", "veth", "tcp_diag", "unix_diag", "nf_tables", "nft_numgen")
+# Disks, with the checksum that ext4 asks for by name; then what tests of files, and between network namespaces, need.
+DRIVERS = (
+    *("virtio_pci", "virtio_blk", "crc32c_generic", "ext4", "loop"),
+    *("veth", "tcp_diag", "unix_diag", "nf_tables", "nft_numgen"),
+)
 INITRD_INIT = """#!/bin/busybox sh
 /bin/busybox mount -t devtmpfs dev /dev
 for module in {modules}; do /bin/busybox insmod /$module; done
