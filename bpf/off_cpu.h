@@ -12,7 +12,7 @@
 
 /*
  * What happened to waits, by cause. Each counter holds a number of events and, where it is known,
- * the off-CPU time concerned. Each enumerator has a row of the same name in perf_offcpu/losses.py.
+ * the off-CPU time concerned. Each enumerator has a row of its name in perf_offcpu/losses.toml.
  */
 enum offcpu_counter {
 	OFFCPU_SAMPLES,			/* waits sent as samples */
