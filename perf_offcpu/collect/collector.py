@@ -34,7 +34,6 @@ from perf_offcpu.collect.events.evsels import Support
 from perf_offcpu.collect.existing.inventory import KnownTasks
 from perf_offcpu.collect.existing.kernel_maps import KnownKernel
 from perf_offcpu.collect.existing.maps import MappedBuildIds
-from perf_offcpu.collect.go.goroutines import Goroutines
 from perf_offcpu.collect.jvms import Jvms
 from perf_offcpu.collect.kernel_totals.user_stacks import Unread
 from perf_offcpu.collect.options import RecordOptions, bpf_config
@@ -69,7 +68,7 @@ class Collector:
         pressure: measures the time between two drains.
         build_ids: build-ids of mapped files.
         pythons, jvms: the processes that run CPython and JVMs.
-        task_readings, goroutines: readings of the tasks of event loops, and of goroutines.
+        task_readings, goroutines: readings of the tasks of event loops, and of goroutines if they are asked for.
         unread: counts of stacks and other data that could not be read from other processes.
         known_tasks, known_kernel: records of tasks and kernel made for one file, to be used again in the next.
         counters_event: the event of samples that the recorder itself makes and writes; it has no ring.
@@ -94,8 +93,12 @@ class Collector:
             stack.callback(self.pythons.close)
             self.task_readings = TaskReadings(options.task_rate_hz, lambda: self.pythons.pids, self._recorded)
             stack.callback(self.task_readings.close)
-            self.goroutines = Goroutines(options.goroutines, self._recorded, self.unread.lost)
-            stack.callback(self.goroutines.stop)
+            self.goroutines = None
+            if options.goroutines:
+                from perf_offcpu.collect.go.goroutines import Goroutines  # 5 ms
+
+                self.goroutines = Goroutines(self._recorded, self.unread.lost)
+                stack.callback(self.goroutines.stop)
             says_ended = options.target.is_system or bool(options.command)
             self.jvms = Jvms(say, self.unread.lost, self._recorded, asks=options.asks_jvms, says_ended=says_ended)
             self.pythons.maps = self.program.maps if self.program.reads_python else None
@@ -182,7 +185,8 @@ class Collector:
         self.program.enable()
         self._sampling.enable()
         self.task_readings.begin()
-        self.goroutines.start()
+        if self.goroutines:
+            self.goroutines.start()
 
     def _add_targets(self) -> None:
         target, maps = self.options.target, self.program.maps
@@ -200,7 +204,8 @@ class Collector:
     def pause(self) -> None:
         """Stop waits and samples; side-band records flow on, so that `resume` can follow. Blocks until no BPF program
         runs; another thread can drain the rings meanwhile."""
-        self.goroutines.stop()
+        if self.goroutines:
+            self.goroutines.stop()
         self._sampling.disable()
         self.program.disable()
         end_ns = min(now_ns(), self.program.maps.end_ns + LAST_RUN_NS)

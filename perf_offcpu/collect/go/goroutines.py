@@ -105,8 +105,8 @@ class Goroutines:
     """Follow the goroutines of recorded processes, from `start` to `stop`. `recorded`: returns the pids of recorded
     processes that live. `lost`: counts what is not read."""
 
-    def __init__(self, is_asked: bool, recorded: Callable[[], set[int]], lost: Losses) -> None:
-        self._is_asked, self._recorded, self._lost = is_asked, recorded, lost
+    def __init__(self, recorded: Callable[[], set[int]], lost: Losses) -> None:
+        self._recorded, self._lost = recorded, lost
         self._helper, self._avoided = Helper(self._work), Avoided()
         self._readers: dict[int, Reader] = {}  # in the helper
         self._looks, self._look_s = dict[int, int](), 0.0  # number of looks by pid, time of the next
@@ -120,7 +120,7 @@ class Goroutines:
         """Begin to read, in a thread; the time of a pause before does not count."""
         self._read_at.clear()
         self._stopped.clear()
-        self._running = in_background(self._run) if self._is_asked else None
+        self._running = in_background(self._run)
 
     def stop(self) -> None:
         """Read once more, and stop."""

@@ -59,7 +59,9 @@ class KernelTotals:
     def start(self, *, end_of_file: bool = False) -> None:
         """Begin to drain the BPF maps; arguments as of `ProgramMaps.start_drain`. `write` takes the result."""
         self._pending = self._program.maps.start_drain(end_of_file=end_of_file)
-        self._readings += self._collector.task_readings.take() + self._collector.goroutines.take()
+        self._readings += self._collector.task_readings.take()
+        if self._collector.goroutines:
+            self._readings += self._collector.goroutines.take()
 
     def write_if_due(self, file: OutputFile) -> None:
         """Write sums and budgets if it is time: when the fuller map is expected to be half full. The first call at that

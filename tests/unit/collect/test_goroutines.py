@@ -108,7 +108,7 @@ def test_hostile_memory_is_bounded_and_counted(monkeypatch: pytest.MonkeyPatch) 
 def test_sums_payloads_and_what_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(goroutines, "_MOST_STACKS", 2)
     lost, loops = Losses(), CollectorAccount()
-    reader = Goroutines(True, set, lost)
+    reader = Goroutines(set, lost)
     reader._programs = {7: {"minor": 27, "allgs": 1}, 8: {"minor": 28}}
     reader._add(8, 0, 0, {})
     for _ in range(3):
