@@ -14,7 +14,7 @@ WAITS = event("offcpu-time", (3,), BASE | S.RAW)
 
 
 class Call(IntEnum):
-    READ, WRITE, POLL, NANOSLEEP, RECVFROM, SENDTO, SUSPEND, FUTEX = 0, 1, 7, 35, 45, 44, 130, 202
+    READ, WRITE, POLL, NANOSLEEP, RECVFROM, SENDTO, SUSPEND, FUTEX, PPOLL = 0, 1, 7, 35, 45, 44, 130, 202, 271
 
 
 def described(*objects: dict[str, Any]) -> bytes:

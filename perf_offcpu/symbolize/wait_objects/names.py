@@ -20,7 +20,7 @@ import numpy as np
 from perf_offcpu.abi.wait_objects import LockRole, ObjectKind
 from perf_offcpu.model.columns import I32, Bool, distinct
 from perf_offcpu.model.profile import Objects, Profile
-from perf_offcpu.model.recording import SUM_FLAGS, Recording
+from perf_offcpu.model.recording import SUM_FLAGS, Recording, SampleFlag
 from perf_offcpu.objects.search import DELETED
 from perf_offcpu.structs import frozen
 from perf_offcpu.symbolize.options import SymbolizeOptions
@@ -42,7 +42,7 @@ from perf_offcpu.symbolize.wait_objects.rows import (
 
 SLEEP = "sleep"  # name of what a thread waits for in nanosleep(), clock_nanosleep(), and poll() without descriptors
 _ANY_CHILD, _SIGNAL = "any child", "signal"
-_SUSPENDS, _POLLS = "rt_sigsuspend pause", "poll"
+_SUSPENDS, _POLLS, _PPOLLS = "rt_sigsuspend pause", "poll", "ppoll ppoll_time64"
 _SLEEPS = "nanosleep clock_nanosleep clock_nanosleep_time64"
 _EPHEMERAL = 32768  # first port that Linux gives to clients by itself (net.ipv4.ip_local_port_range)
 _ENDS = {"read end": "from", "write end": "to"}
@@ -114,7 +114,9 @@ def _without_object(recording: Recording, row: I32, is_wait: Bool) -> list[tuple
     samples, bare = recording.samples, (row < 0) & is_wait
     kind = np.append(recording.objects.kind, np.uint16(ObjectKind.UNKNOWN))[row]
     is_time = (kind == ObjectKind.DESCRIPTORS) & (np.append(recording.objects.number, np.int32(-1))[row] == 0)
-    forever = is_time & is_in(recording, _POLLS) & (samples.asked_ns < 0) & ~samples.has(SUM_FLAGS)
+    # The time limit of ppoll(), which arm64 has in place of poll() and pause(), is not always read: a thread ended it.
+    woken = is_in(recording, _PPOLLS) & (samples.waker_tid > 0) & ~samples.has(SampleFlag.WAKER_INTERRUPT)
+    forever = is_time & (is_in(recording, _POLLS) | woken) & (samples.asked_ns < 0) & ~samples.has(SUM_FLAGS)
     by_exit = bare & is_in(recording, _SUSPENDS)
     by_exit[by_exit] = ended_by_exit(recording, by_exit)
     sleep = (SLEEP, ObjectKind.UNKNOWN, bare & is_in(recording, _SLEEPS))

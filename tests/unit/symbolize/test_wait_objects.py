@@ -163,6 +163,8 @@ def test_poll_of_nothing_without_a_time_limit_waits_for_a_signal(tmp_path: Path)
     nothing = described(thing(7, K.DESCRIPTORS, number=0))
     limited, forever = wait(7, syscall=Call.POLL, asked_ns=5), wait(7, syscall=Call.POLL, time=91)
     assert names(profile_of(tmp_path, nothing, limited, forever)) == ["sleep", "signal"]
+    by_thread = wait(7, syscall=Call.PPOLL, waker_pid=20, waker_tid=20, wakeup_ns=80)
+    assert names(profile_of(tmp_path, nothing, wait(7, time=91, syscall=Call.PPOLL), by_thread)) == ["signal", "sleep"]
 
 
 def test_a_later_description_replaces_an_earlier_one_and_hostile_names_come_through(tmp_path: Path) -> None:
