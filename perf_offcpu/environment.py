@@ -9,6 +9,7 @@ all be known. The recorded command gets all of them: its environment is the call
 
 import os
 import re
+import sys
 from typing import Final
 
 ALLOWED: Final = frozenset(
@@ -43,6 +44,14 @@ def ignore_variables_of_others() -> list[str]:
 def child_environment(**changes: str) -> dict[str, str]:
     """Return the environment for a process that this program starts, plus `changes`; all starts use it."""
     return {**(_believed() if _is_of_other() else os.environ), **changes}
+
+
+def interpreter() -> str:
+    """Return the program of the Python that runs this. One that is embedded, as perf's, takes the first python3 of PATH
+    for its own, which may be another version."""
+    if sys.executable and "perf_trace_context" not in sys.builtin_module_names:
+        return sys.executable
+    return f"{sys.base_exec_prefix}/bin/python{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def environment_of_caller() -> dict[str, str]:

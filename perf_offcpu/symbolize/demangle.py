@@ -20,12 +20,11 @@ abbreviations such as std::istream, together 0.4 % of the functions of libstdc++
 
 import os
 import re
-import sys
 import time
 from collections.abc import Sequence
 from typing import Final
 
-from perf_offcpu.environment import child_environment
+from perf_offcpu.environment import child_environment, interpreter
 
 _PREFIXES: Final = ("_Z", "_R")
 _MAX_NAME: Final = 1 << 16
@@ -82,9 +81,8 @@ def _in_child(directory: str, names: list[str], deadline: float) -> list[str]:
     """Demangle names in a process, in order; return those done before it died or the time was over."""
     import subprocess  # not needed where there are no C++ or Rust names
 
-    python = sys.executable or f"{sys.exec_prefix}/bin/python3"
     seconds = max(deadline - time.monotonic(), 0.01)
-    command = [python, "-I", "-S", _CHILD, directory, str(int(seconds) + 1)]
+    command = [interpreter(), "-I", "-S", _CHILD, directory, str(int(seconds) + 1)]
     try:
         child = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=child_environment()

@@ -19,7 +19,7 @@ import numpy as np
 
 from perf_offcpu import losses
 from perf_offcpu.cache import DiskCache, cache_name
-from perf_offcpu.environment import child_environment
+from perf_offcpu.environment import child_environment, interpreter
 from perf_offcpu.errors import FormatError
 from perf_offcpu.files import allocated_bytes
 from perf_offcpu.losses import LossCause, Losses
@@ -111,7 +111,7 @@ def _make(dwarf: ElfImage, seconds: int) -> bytes:
     # A hole costs its author nothing, so only what is on the disk counts.
     memory = max(_MEMORY_FLOOR, _MEMORY_PER_BYTE * allocated_bytes(os.fstat(dwarf.source.fd)))
     with tempfile.TemporaryFile() as out:
-        command = [sys.executable, "-P", _WORKER, str(dwarf.source.fd), str(memory), str(seconds)]
+        command = [interpreter(), "-P", _WORKER, str(dwarf.source.fd), str(memory), str(seconds), *sys.path]
         try:
             done = subprocess.run(
                 command,

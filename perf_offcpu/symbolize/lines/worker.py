@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turn the DWARF of one object into a symcache, as a process: worker.py FD BYTES SECONDS. The object is open as FD, the
-symcache goes to standard output. Hostile DWARF can take any time or memory, or crash the library that reads it; here
-that ends this process, not its parent. It imports nothing of this project, because half of its cost is starting. Exit
-status: 0 done, 3 the package is missing, 4 the DWARF cannot be read (why: on standard error)."""
+"""Turn the DWARF of one object into a symcache, as a process: worker.py FD BYTES SECONDS DIRECTORY... (where packages
+may be besides). The object is open as FD, the symcache goes to standard output. Hostile DWARF can take any time or
+memory, or crash the library that reads it; here that ends this process, not its parent. It imports nothing of this
+project, because half of its cost is starting. Exit status: 0 done, 3 the package is missing, 4 the DWARF cannot be read
+(why: on standard error)."""
 
 import resource
 import sys
@@ -10,7 +11,8 @@ import sys
 
 def main() -> int:
     """Write the symcache; return the exit status."""
-    fd, memory, seconds = map(int, sys.argv[1:])
+    fd, memory, seconds = map(int, sys.argv[1:4])
+    sys.path += sys.argv[4:]
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
