@@ -246,10 +246,10 @@ def work():
     while time.monotonic() < until:
         for i in range(300):
             names[f"f{i}"]()
-threads = [threading.Thread(target=work) for _ in range(8)]
+threads = [threading.Thread(target=work) for _ in range(6)]
 for thread in threads: thread.start()
 """
-"""Runs 2400 functions in turn, each for one wait: all are new to each file."""
+"""Runs 1800 functions in turn, each for one wait: all are new to each file."""
 
 
 def test_each_file_describes_all_functions_of_python_that_its_waits_name(tmp_path: Path) -> None:
