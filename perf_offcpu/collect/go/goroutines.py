@@ -174,7 +174,7 @@ class Goroutines:
             times, sums = self._sums.get(pid, ([begin_ns, 0], Stacks()))
             if begin_ns and stacks:
                 self._sums[pid], times[1] = (times, sums), end_ns
-            room = min(_MOST_STACKS, _MOST_ALL - sum(len(known) for _, known in self._sums.values()) + len(sums))
+            room = min(_MOST_STACKS, _MOST_ALL - sum(len(counts) for _, counts in self._sums.values()) + len(sums))
             for stack, count in stacks.items():
                 if stack in sums or len(sums) < room:
                     sums[stack] += count * (end_ns - (begin_ns or end_ns))

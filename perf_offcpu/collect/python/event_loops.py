@@ -130,8 +130,8 @@ def loop_threads(pid: int, tables: tuple[int, int]) -> list[int]:
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory, suppress(UnreadableError):  # direct: a file of /proc
         ids = _Loop(memory.fileno(), time.process_time() + _MOST_THREAD_S, ()).threads(tables).keys()
         threads = map(int, os.listdir(f"/proc/{pid}/task"))  # direct: a file of /proc
-        found = (tid for tid in threads if tid in ids or switches_of(pid, tid)[1] in ids)
-        return [*itertools.islice(found, len(ids))]
+        loop_tids = (tid for tid in threads if tid in ids or switches_of(pid, tid)[1] in ids)
+        return [*itertools.islice(loop_tids, len(ids))]
     return []
 
 

@@ -92,7 +92,7 @@ class FunctionReader:
     checks both when it uses them again. `offsets`: members of `struct offcpu_python`."""
 
     def __init__(self, pid: int, offsets: dict[str, int]) -> None:
-        self.pid, self._at = pid, _UNSAID | offsets
+        self.pid, self._offsets = pid, _UNSAID | offsets
         self._threads = dict[int, int]()
         self._codes = dict[tuple[int, bytes], tuple[str, str, LineTable]]()
 
@@ -104,69 +104,69 @@ class FunctionReader:
 
     def functions_in(self, memory: Memory, own_id: int) -> Functions:
         """Return what `functions` returns, of an open memory."""
-        at, places, firsts = self._at, list[tuple[str, str, int]](), list[int]()
-        if not at["version"] or len(self._codes) > _MOST_CODES:  # before 3.12 they cannot be told from later ones
+        offsets, places, firsts = self._offsets, list[tuple[str, str, int]](), list[int]()
+        if not offsets["version"] or len(self._codes) > _MOST_CODES:  # before 3.12 they cannot be told from later ones
             self._codes.clear()
         frame = self._frame_of(memory, own_id)
         for _ in range(_MOST_FRAMES):
             if not frame:
                 break
-            view = memory.read(frame, at["frame_size"])
-            code, index, frame = (_word(view, at[member]) for member in ("code", "instruction", "previous"))
-            if (mark := view[at["entry"]]) >= at["least_shim"]:
+            view = memory.read(frame, offsets["frame_size"])
+            code, index, frame = (_word(view, offsets[member]) for member in ("code", "instruction", "previous"))
+            if (mark := view[offsets["entry"]]) >= offsets["least_shim"]:
                 firsts[-1:] = [1] if firsts else []
                 continue
-            code &= ~at["tag"]
-            index = (index & at["index_mask"]) - (code + at["instructions"] if at["relative"] else 0)
+            code &= ~offsets["tag"]
+            index = (index & offsets["index_mask"]) - (code + offsets["instructions"] if offsets["relative"] else 0)
             name, file, table = self._code(memory, code)
-            places.append((name, file, min(max(table.line_of(index >> at["unit_shift"]), 0), _MOST_LINE)))
-            firsts.append(at["entry_each"] | (mark & at["entry_marked"]))
+            places.append((name, file, min(max(table.line_of(index >> offsets["unit_shift"]), 0), _MOST_LINE)))
+            firsts.append(offsets["entry_each"] | (mark & offsets["entry_marked"]))
         calls = list(accumulate(reversed(firsts)))
         return [(*place, call) for place, call in zip(places, reversed(calls), strict=True)]
 
     def _frame_of(self, memory: Memory, own_id: int) -> int:
         """Return the address of the frame that a thread runs, 0 if it runs none."""
-        at, word, left = self._at, memory.number, _MOST_THREADS
-        if at["minor"] < _FIRST_WITH_ID:
+        offsets, word, left = self._offsets, memory.number, _MOST_THREADS
+        if offsets["minor"] < _FIRST_WITH_ID:
             raise UnreadableError
         with suppress(UnreadableError):
             if (kept := self._threads.pop(own_id, 0)) and (frame := self._frame_at(memory, kept, own_id)):
                 return frame
         self._threads.clear()
-        interpreter = word(at["interpreters"])
+        interpreter = word(offsets["interpreters"])
         while interpreter and left > 0:
-            thread = word(interpreter + at["threads"])
+            thread = word(interpreter + offsets["threads"])
             while thread and left > 0:
                 left -= 1
                 if frame := self._frame_at(memory, thread, own_id):
                     return frame
-                thread = word(thread + at["next_thread"])
+                thread = word(thread + offsets["next_thread"])
             left -= 1
-            interpreter = word(interpreter + at["next_interpreter"])
+            interpreter = word(interpreter + offsets["next_interpreter"])
         return 0
 
     def _frame_at(self, memory: Memory, thread: int, own_id: int) -> int:
-        """Return the frame in a state of a thread, 0 if there is none or it is another thread's."""
-        at = self._at
-        id_ = memory.number(thread + at["thread_id"] + 8)  # native_thread_id
+        """Return the frame that a state of a thread names, 0 for none; also 0 if the state is of another thread."""
+        offsets = self._offsets
+        id_ = memory.number(thread + offsets["thread_id"] + 8)  # native_thread_id
         self._threads[id_] = thread
         if id_ != own_id:
             return 0
-        frame = memory.number(thread + at["thread_frame"])
-        return frame if at["direct"] or not frame else memory.number(frame + at["c_frame"])
+        frame = memory.number(thread + offsets["thread_frame"])
+        return frame if offsets["direct"] or not frame else memory.number(frame + offsets["c_frame"])
 
     def _code(self, memory: Memory, code: int) -> tuple[str, str, LineTable]:
         """Return (name, file, lines) of a code object."""
-        at = self._at
-        head = memory.read(code + at["code_begin"], _CODE_BYTES)
+        offsets = self._offsets
+        head = memory.read(code + offsets["code_begin"], _CODE_BYTES)
         if (code, head) not in self._codes:
             name, file = (
-                memory.text(_word(head, at[member]), at["compact"], at["ascii_less"], _MOST_NAME)
+                memory.text(_word(head, offsets[member]), offsets["compact"], offsets["ascii_less"], _MOST_NAME)
                 for member in ("name", "file")
             )
-            lines = _word(head, at["lines"])
+            lines = _word(head, offsets["lines"])
             table = memory.read(lines + _BYTES, min(memory.number(lines + _BYTES_SIZE), _MOST_LINES))
-            line_table = _line_table(table, _word(head, at["first_line"]) & 0xFFFFFFFF, at["minor"])
+            line_table = _line_table(table, _word(head, offsets["first_line"]) & 0xFFFFFFFF, offsets["minor"])
             self._codes[code, head] = _CONTROL.sub("?", name), _CONTROL.sub("?", file), line_table
         return self._codes[code, head]
 

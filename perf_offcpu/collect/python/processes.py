@@ -71,7 +71,7 @@ def ended_process(kind: int, record: memoryview) -> int:
 
 
 class PythonMap(Protocol):
-    """What wants to know of processes that run CPython."""
+    """Keeps where processes that run CPython have their state."""
 
     def set_python(self, pid: int, values: Mapping[str, int]) -> None:
         """Take the members of `struct offcpu_python` of a process."""

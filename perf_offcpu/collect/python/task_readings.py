@@ -44,8 +44,8 @@ class TaskReadings:
         """Begin a reading in the background if one is due."""
         is_due = self._rate_hz and time.monotonic() >= self._due_s and (self._reading is None or self._reading.done())
         if is_due and (pids := self._pids()):
-            known = {pid: last_ns for pid, last_ns in self._turns.items() if pid in pids}
-            self._turns = dict.fromkeys(pids - known.keys(), 0) | known
+            last_readings = {pid: last_ns for pid, last_ns in self._turns.items() if pid in pids}
+            self._turns = dict.fromkeys(pids - last_readings.keys(), 0) | last_readings
             self._reading = in_background(self._read)
 
     def take(self) -> list[bytes]:
