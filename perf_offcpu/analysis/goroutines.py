@@ -46,9 +46,11 @@ def goroutine_rows(profile: Profile) -> list[GoroutineRow]:
     comm_of = dict(zip(profile.samples.pid.tolist(), profile.samples.comm.tolist(), strict=True)) if rows else {}
     lasted = {pid: max(sum(end - begin for begin, end in parts), 1) for pid, parts in spans.items()}
     return [
-        GoroutineRow(printable(profile.strings[comm_of[pid]]), pid, *place, ns, ns / lasted[pid], 100 * ns / of.total())
-        for pid, of in sums.items()
-        for place, ns in (of.most_common() if pid in comm_of else ())
+        GoroutineRow(
+            printable(profile.strings[comm_of[pid]]), pid, *place, ns, ns / lasted[pid], 100 * ns / ns_of_place.total()
+        )
+        for pid, ns_of_place in sums.items()
+        for place, ns in (ns_of_place.most_common() if pid in comm_of else ())
     ]
 
 
