@@ -87,6 +87,12 @@ def root(
     return done
 
 
+def ignored(said: bytes) -> set[str]:
+    """Variables that a program said to ignore: also of the caller of the tests."""
+    (line,) = (line for line in said.decode().splitlines() if "are ignored" in line)
+    return set(line.rpartition(": ")[2].split(", "))
+
+
 def test_no_name_of_a_file_ends_a_recording_of_everybody(place: Path) -> None:
     with ExitStack() as running:
         for separator in SEPARATORS.values():
@@ -232,7 +238,7 @@ def test_kept_variables_do_not_lead_the_compiler(place: Path) -> None:
     source, home = place / "headers", place / "home"
     done = root(*words, cwd=place, home=home, BCC_KERNEL_SOURCE=source, PERF_OFFCPU_CACHE_BYTES="0")
     assert done.stdout.splitlines() == [os.fsencode(source), b"home " + os.fsencode(home)]
-    assert done.stderr.count(b"are ignored") == 1 and b": BCC_KERNEL_SOURCE, HOME\n" in done.stderr
+    assert ignored(done.stderr) >= {"BCC_KERNEL_SOURCE", "HOME"}
 
 
 def test_a_kept_pager_is_not_run(place: Path) -> None:
@@ -255,7 +261,7 @@ def test_a_kept_pager_is_not_run(place: Path) -> None:
                 pass
         assert process.stderr is not None
         said = process.stderr.read()
-    assert b" LESS, LESSOPEN, PAGER, " in said and b" PERF_PAGER, TMPDIR" in said, said
+    assert ignored(said) >= {"LESS", "LESSOPEN", "PAGER", "PERF_PAGER", "TMPDIR"}
     assert list(place.glob("ran-*")) == []
     variables = dict(line.partition("=")[::2] for line in seen.read_text().splitlines())
     assert variables.keys() <= ALLOWED - {"LANG"} | {"HOME", "LESS", "PWD"} and variables["LESS"] == "FRSX"
@@ -267,7 +273,7 @@ def test_kept_caches_and_a_kept_home_are_not_written_to(place: Path) -> None:
     nobody("mkdir", "-p", home / ".cache", kept, cwd=place)
     words = ("record", "--buildid-cache", "-o", "x.data", "--", "sleep", "0.01")
     done = root(*words, cwd=place, home=home, PERF_BUILDID_DIR=kept, XDG_CACHE_HOME=kept)
-    assert b": PERF_BUILDID_DIR, XDG_CACHE_HOME, HOME\n" in done.stderr
+    assert ignored(done.stderr) >= {"PERF_BUILDID_DIR", "XDG_CACHE_HOME", "HOME"}
     assert list(kept.iterdir()) == [] and list(home.rglob("*")) == [home / ".cache"]
 
 
