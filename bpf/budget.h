@@ -23,8 +23,8 @@ static __always_inline void spend(struct offcpu_task *storage, u32 mode, u64 unt
 /* Note the ids of a thread, which may have none any more at its last switch-out. */
 static __always_inline void note_ids(struct offcpu_budget *budget, struct task_struct *task)
 {
-	void *leader = FIELD(void *, task, TASK_GROUP_LEADER);
-	u32 own = upid_at(FIELD(char *, task, TASK_THREAD_PID), 0, true).nr;
+	void *leader = POINTER(task, TASK_GROUP_LEADER);
+	u32 own = upid_at(POINTER(task, TASK_THREAD_PID), 0, true).nr;
 
 	if (budget->tid && !own)
 		return;

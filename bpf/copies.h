@@ -78,7 +78,7 @@ static __always_inline u64 hash_chain(const struct offcpu_run *run, const struct
 static __always_inline void *find_layout(struct task_struct *task, void *regs,
 					 struct offcpu_layout *at)
 {
-	void *mm = FIELD(void *, task, TASK_MM);
+	void *mm = POINTER(task, TASK_MM);
 
 	if (!mm || !is_64_bit(regs))
 		return NULL;

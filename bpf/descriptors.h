@@ -104,9 +104,8 @@ static __always_inline void describe_file(struct offcpu_object *to, u64 file, u6
 /* The file of a descriptor of a task; 0 if it is not open. */
 static __always_inline u64 file_of(struct offcpu_object *to, struct task_struct *task, u32 fd)
 {
-	void *files = FIELD(void *, task, TASK_FILES), *table;
+	void *table = FIELD(void *, POINTER(task, TASK_FILES), FILES_FDT);
 
-	table = FIELD(void *, files, FILES_FDT);
 	if (fd >= FIELD(u32, table, FDTABLE_MAX_FDS))
 		return 0;
 	to->fd = fd;
@@ -158,7 +157,7 @@ static __always_inline void describe_open(struct offcpu_object *to, u64 file)
  */
 static __always_inline u32 forked_child(const struct offcpu_run *run, struct offcpu_object *to)
 {
-	u64 last = FIELD(u64, run->task, TASK_CHILDREN + LIST_HEAD_PREV);
+	u64 last = (u64)POINTER(run->task, TASK_CHILDREN + LIST_HEAD_PREV);
 	u64 child = last - TASK_SIBLING;
 	u32 tid;
 

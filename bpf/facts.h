@@ -50,11 +50,10 @@ static __always_inline u32 mode_of(u32 state, bool preempted)
  */
 static __always_inline bool is_throttled(struct task_struct *task)
 {
-	void *cfs = FIELD(void *, task, TASK_CFS_RQ);
-
 	if (TASK_THROTTLED)
 		return FIELD(u8, task, TASK_THROTTLED);
-	return CFS_RQ_THROTTLE_COUNT && FIELD(s32, cfs, CFS_RQ_THROTTLE_COUNT) > 0;
+	return CFS_RQ_THROTTLE_COUNT &&
+	       FIELD(s32, POINTER(task, TASK_CFS_RQ), CFS_RQ_THROTTLE_COUNT) > 0;
 }
 
 static __always_inline u32 flags_of(u32 mode, bool preempted)
@@ -67,11 +66,9 @@ static __always_inline u32 flags_of(u32 mode, bool preempted)
 /* Return the id of the task's cgroup in the v2 hierarchy; 0 without one. */
 static __always_inline u64 cgroup_of(struct task_struct *task)
 {
-	void *set = FIELD(void *, task, TASK_CGROUPS);
-	void *cgroup = FIELD(void *, set, CSS_SET_DFL_CGRP);
-	void *node = FIELD(void *, cgroup, CGROUP_KN);
+	void *cgroup = FIELD(void *, POINTER(task, TASK_CGROUPS), CSS_SET_DFL_CGRP);
 
-	return TASK_CGROUPS ? FIELD(u64, node, KERNFS_NODE_ID) : 0;
+	return TASK_CGROUPS ? FIELD(u64, FIELD(void *, cgroup, CGROUP_KN), KERNFS_NODE_ID) : 0;
 }
 
 /*
@@ -91,17 +88,10 @@ static __always_inline s32 syscall_of(struct task_struct *task, u32 flags)
 	return FIELD(REGS_SYSCALL_TYPE, regs, REGS_SYSCALL);
 }
 
-#ifdef OFFCPU_READ_ONLY_CAST
-/* bpf_rdonly_cast(), a kernel function: makes an address a pointer to a structure. */
-static void *(*read_only_cast)(u64 address, u32 type) = (void *)OFFCPU_READ_ONLY_CAST;
-#endif
-
 /* The run queue that a task is on. */
 static __always_inline char *run_queue_of(struct task_struct *task)
 {
-	void *cfs = FIELD(void *, task, TASK_CFS_RQ);
-
-	return FIELD(char *, cfs, CFS_RQ_RQ);
+	return FIELD(char *, POINTER(task, TASK_CFS_RQ), CFS_RQ_RQ);
 }
 
 /* Read a per-CPU variable, by its distance from another one, the run queue. */
@@ -123,7 +113,8 @@ static __always_inline void read_of_cpu(struct task_struct *current, s64 distanc
  */
 static __always_inline bool in_own_softirq(void *ctx, struct task_struct *current)
 {
-	u32 zero = 0, i, served = 0, own = 0;
+	u64 served = 0, own = 0;
+	u32 zero = 0, i;
 	struct offcpu_irq_stack *stack = irq_stack.lookup(&zero);
 
 	if (!stack || !FIELD(u32, current, TASK_PID))
@@ -150,7 +141,7 @@ static __always_inline bool in_own_softirq(void *ctx, struct task_struct *curren
 		served |= is_within(stack->words[i], OFFCPU_BACKLOG);
 		own |= is_within(stack->words[i], OFFCPU_DO_SOFTIRQ);
 	}
-	return served & own;
+	return served && own;
 }
 
 /* Whether this program runs in an interrupt, so that `current` is only the task that it hit. */

@@ -49,7 +49,7 @@ static __always_inline u32 lock_owner(struct task_struct *task)
 	struct offcpu_arguments args;
 	u32 words[5] = {}, owner = 0, command, value;
 	struct offcpu_call *call = call_of(syscall_of(task, 0));
-	void *regs, *pid = FIELD(void *, task, TASK_THREAD_PID);
+	void *regs, *pid = POINTER(task, TASK_THREAD_PID);
 
 	/* Ids in memory are those of the program's pid namespace. */
 	if (!call || call->what != OFFCPU_CALL_FUTEX || is_exiting(task) ||
@@ -156,7 +156,6 @@ static __always_inline void describe_kernel_lock(const struct offcpu_run *run,
 						 struct offcpu_object *to)
 {
 	const struct offcpu_wait *wait = run->wait;
-	u64 mm = FIELD(u64, run->task, TASK_MM);
 	struct offcpu_call *call;
 	void *regs;
 
@@ -164,7 +163,7 @@ static __always_inline void describe_kernel_lock(const struct offcpu_run *run,
 	to->address = wait->blocker & ~LOCK_TYPE;
 	to->number = wait->blocker & LOCK_TYPE;
 	call = call_of(wait->syscall);
-	if (TASK_MM && to->address == mm + MM_MMAP_LOCK) {
+	if (TASK_MM && to->address == (u64)POINTER(run->task, TASK_MM) + MM_MMAP_LOCK) {
 		to->protocol = OFFCPU_LOCK_MMAP;
 	} else if (call && call->what <= OFFCPU_CALL_SEND_FILE && call->what) {
 		regs = (void *)bpf_task_pt_regs(run->task);

@@ -90,5 +90,9 @@ static __always_inline u64 sign_of(u64 word)
 		value;                                                                             \
 	})
 
-/* Whether an address is in code whose place is `place`, and its size the next enumerator. */
-#define is_within(address, place) ((address) - late_value(place) < late_value((place) + 1))
+/* All bits set if an address is in code at `place`; its size is the next enumerator. No branch. */
+#define is_within(address, place)                                                                  \
+	({                                                                                         \
+		u64 far = (address) - late_value(place);                                           \
+		~sign_of(far) & sign_of(far - late_value((place) + 1));                            \
+	})

@@ -11,6 +11,15 @@
 /* A member of a kernel structure at the offset that the running kernel's BTF has for it. */
 #define FIELD(type, object, offset) (*(type *)((char *)(object) + (offset)))
 
+/* bpf_rdonly_cast(), a kernel function: makes an address a pointer to a structure. */
+#ifdef OFFCPU_READ_ONLY_CAST
+static void *(*read_only_cast)(u64 address, u32 type) = (void *)OFFCPU_READ_ONLY_CAST;
+#else
+#define read_only_cast(address, type) ((void *)(address))
+#endif
+/* For one read from a trusted task, the verifier searches the names of all types up to 4 times. */
+#define POINTER(task, offset) FIELD(void *, read_only_cast((u64)(task), OFFCPU_TASK_STRUCT), offset)
+
 /* User stacks are walked at switch-out, into the task's storage. */
 #define WALK_AT_SWITCH_OUT (OFFCPU_SUM_STACKS || !OFFCPU_AT_EXIT)
 /* With callers (callers.h) the check of a stack has another meaning. */

@@ -60,7 +60,7 @@
  *	OFFCPU_PREEMPT_COUNT, PREEMPT_COUNT	where the preemption count is: 0 if not known, or
  *						OFFCPU_PREEMPT_COUNT_OF_TASK, or ..._OF_CPU
  *	INTERRUPT_MASK		which of its bits say that an interrupt is served
- *	OFFCPU_READ_ONLY_CAST, OFFCPU_WORD	a kernel function and a type, to read it
+ *	OFFCPU_READ_ONLY_CAST	a kernel function; OFFCPU_WORD, OFFCPU_TASK_STRUCT: types
  *	OFFCPU_SYSCALL_NUMBERS	size of the table of system calls
  *	TASK_*, FILE_*, SOCK_*, TCP_*, ...	offsets of members; 0: this kernel lacks it
  *
@@ -323,7 +323,7 @@ static __always_inline void describe_task(const struct offcpu_run *run, struct o
 	if (OFFCPU_USER_REGISTERS && !is_kernel_thread(task))
 		bpf_probe_read_kernel(last->regs, REGS_SIZE, (void *)bpf_task_pt_regs(task));
 #if OFFCPU_COPIES
-	void *mm = FIELD(void *, task, TASK_MM);
+	void *mm = POINTER(task, TASK_MM);
 
 	if (mm && !is_kernel_thread(task))
 		last->stack_end = stack_end(task, mm, last->regs[REGS_SP / sizeof(u64)]);
@@ -471,7 +471,7 @@ int offcpu_python(u64 *ctx)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
 	struct offcpu_run run = { .ctx = ctx, .ctl = get_control(), .task = task };
-	u64 mm = (u64)FIELD(void *, task, TASK_MM);
+	u64 mm = (u64)POINTER(task, TASK_MM);
 	u32 zero = 0;
 	struct offcpu_switch *last = switched.lookup(&zero);
 	struct offcpu_walk *walk = walks.lookup(&zero);

@@ -64,7 +64,7 @@ static __always_inline void take_user_stack(void *ctx, const struct offcpu_contr
  */
 static __always_inline u64 seed_of(const struct offcpu_control *ctl, struct task_struct *task)
 {
-	void *cred = FIELD(void *, task, TASK_REAL_CRED);
+	void *cred = POINTER(task, TASK_REAL_CRED);
 	u64 seed = (FIELD(u32, cred, CRED_EUID) + ctl->hash_key) * (ctl->hash_key | 1);
 
 	return seed ^ seed >> 32;

@@ -45,16 +45,15 @@ static __always_inline u32 inner_id(char *pid)
 
 static __always_inline u32 tid_of(struct task_struct *task)
 {
-	return late_value(OFFCPU_PID_LEVEL) ? inner_id(FIELD(char *, task, TASK_THREAD_PID)) :
+	return late_value(OFFCPU_PID_LEVEL) ? inner_id(POINTER(task, TASK_THREAD_PID)) :
 					      FIELD(u32, task, TASK_PID);
 }
 
 static __always_inline u32 pid_of(struct task_struct *task)
 {
-	void *leader = FIELD(void *, task, TASK_GROUP_LEADER);
-
-	return late_value(OFFCPU_PID_LEVEL) ? inner_id(FIELD(char *, leader, TASK_THREAD_PID)) :
-					      FIELD(u32, task, TASK_TGID);
+	return late_value(OFFCPU_PID_LEVEL) ?
+	       inner_id(FIELD(char *, POINTER(task, TASK_GROUP_LEADER), TASK_THREAD_PID)) :
+	       FIELD(u32, task, TASK_TGID);
 }
 
 static __always_inline u32 *find_target(u32 kind, u32 id)
@@ -82,7 +81,7 @@ static __always_inline bool is_target(const struct offcpu_control *ctl, struct t
 /* Whether a task is in one of the control groups in `groups`, or below one. */
 static __always_inline bool in_groups(const struct offcpu_control *ctl, struct task_struct *task)
 {
-	char *set = FIELD(char *, task, TASK_CGROUPS), *css = NULL, *cgroup = NULL, *node = NULL;
+	char *set = POINTER(task, TASK_CGROUPS), *css = NULL, *cgroup = NULL, *node = NULL;
 	u64 i;
 
 #if OFFCPU_BY_GROUP == 1
@@ -118,7 +117,7 @@ static __always_inline bool has_comm(struct task_struct *task)
 /* Whether a task may have a storage: without the look-up, for tasks that no BPF program knows. */
 static __always_inline bool has_storage(struct task_struct *task)
 {
-	return !TASK_BPF_STORAGE || FIELD(void *, task, TASK_BPF_STORAGE);
+	return !TASK_BPF_STORAGE || POINTER(task, TASK_BPF_STORAGE);
 }
 
 static __always_inline struct offcpu_task *find_storage(struct task_struct *task)
@@ -130,9 +129,8 @@ static __always_inline struct offcpu_task *find_storage(struct task_struct *task
 static __always_inline bool has_properties(const struct offcpu_control *ctl,
 					   struct task_struct *task)
 {
-	void *cred = FIELD(void *, task, TASK_REAL_CRED);
-
-	if (ctl->by_user && !find_target(OFFCPU_USER, FIELD(u32, cred, CRED_EUID)))
+	if (ctl->by_user &&
+	    !find_target(OFFCPU_USER, FIELD(u32, POINTER(task, TASK_REAL_CRED), CRED_EUID)))
 		return false;
 	if (ctl->by_comm && !has_comm(task))
 		return false;

@@ -80,6 +80,7 @@ def explore(btf: Btf) -> KernelFacts:
         **_registers(btf),
         **members.object_members(btf),
         **_preempt_count(btf),
+        **_read_only_cast(btf),
         "OFFCPU_SWITCH_HAS_STATE": int(tracepoints["sched_switch"].args >= 4),  # fa2c3254d7cf, Linux 5.18
     }
     iterator = btf.type_id(Kind.FUNC, "bpf_iter_task")
@@ -126,6 +127,15 @@ def _registers(btf: Btf) -> Defines:
     }
 
 
+def _read_only_cast(btf: Btf) -> Defines:
+    """Return the constants that cast addresses, none before Linux 6.2 (a35b9af4ec2c)."""
+    cast, word = btf.type_id(Kind.FUNC, "bpf_rdonly_cast"), btf.type_id(Kind.STRUCT, "refcount_struct")
+    task = btf.type_id(Kind.STRUCT, "task_struct")
+    if cast is None or word is None or task is None:
+        return {}
+    return {"OFFCPU_READ_ONLY_CAST": KERNEL_FUNCTION + cast, "OFFCPU_WORD": word, "OFFCPU_TASK_STRUCT": task}
+
+
 _INTERRUPT_MASK = {False: 0x00FF0100, True: 0x1F000100}
 """Bits of the preempt count that say that an NMI, hard interrupt or softirq is served. True: of the newer layout, with
 a field for locks that disable interrupts between softirqs and hard interrupts (7.3, not 6.18; linux/preempt.h)."""
@@ -150,9 +160,6 @@ def _preempt_count(btf: Btf) -> Defines:
     if not run_queue["TASK_CFS_RQ"] or count is None:
         return {**common, "OFFCPU_PREEMPT_COUNT": 0}
     found: Defines = {**common, **run_queue, "OFFCPU_PREEMPT_COUNT": 2, "PREEMPT_COUNT": count}
-    cast, word = btf.type_id(Kind.FUNC, "bpf_rdonly_cast"), btf.type_id(Kind.STRUCT, "refcount_struct")
-    if cast is not None and word is not None:  # a35b9af4ec2c, Linux 6.2
-        found |= {"OFFCPU_READ_ONLY_CAST": KERNEL_FUNCTION + cast, "OFFCPU_WORD": word}
     end, in_use = (_distance(btf, name, name) for name in ("hardirq_stack_ptr", "hardirq_stack_inuse"))
     row = MACHINES.get(platform.machine())
     if end is not None and in_use is not None and row and row.has_irq_stack:
