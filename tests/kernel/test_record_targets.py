@@ -155,7 +155,7 @@ def test_threads_that_end_inside_a_pid_namespace_have_budgets(tmp_path: Path) ->
     program.write_text(
         "import threading, time\n"
         "for _ in range(9):\n"
-        "    thread = threading.Thread(target=time.sleep, args=[0.005])\n"
+        "    thread = threading.Thread(target=time.sleep, args=[0.03])\n"
         "    thread.start()\n"
         "    thread.join()\n"
     )
