@@ -89,7 +89,7 @@ class Collector:
             self.build_ids = MappedBuildIds()
             self.known_tasks, self.known_kernel = KnownTasks(), KnownKernel()
             self.unread = Unread()
-            self.pythons = PythonProcesses(self.unread.lost)
+            self.pythons = PythonProcesses(self.unread.lost, self._recorded)
             stack.callback(self.pythons.close)
             self.task_readings = TaskReadings(options.task_rate_hz, lambda: self.pythons.pids, self._recorded)
             stack.callback(self.task_readings.close)
@@ -236,6 +236,7 @@ class Collector:
             self._side_band.meanwhile = self.pythons.meanwhile = lambda: self.rings.drain(sink)
             self._side_rings.drain(self._side_band)
             self.rings.drain(sink)
+        self.pythons.count_unread()
 
     def side_band_also_to(self, sink: Sink) -> AbstractContextManager[None]:
         """Return a context in which drained side-band records are written to this second sink, too."""

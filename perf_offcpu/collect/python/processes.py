@@ -6,6 +6,7 @@ calls execve(2), so it is known with its FORK record. Files are read once, by a 
 import os
 import struct
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
@@ -20,6 +21,7 @@ from perf_offcpu.files import open_regular
 from perf_offcpu.losses import Losses
 
 _PATIENCE_S: Final = 0.5
+_SETTLE_S: Final = 0.2  # after it a process that waits has been seen to
 _MOST_PROCESSES, _WITH_LOOPS = 4096, 14
 _HEAD: Final = RECORD_HEADER.size()
 _LAYOUT: Final = RECORD_LAYOUTS[RecordType.MMAP2]
@@ -81,7 +83,8 @@ class PythonMap(Protocol):
 
 
 class PythonProcesses(MappingFollower):
-    """Follow processes that run CPython. `lost`: counts processes whose interpreter is not read.
+    """Follow processes that run CPython. `lost`: counts processes whose interpreter is not read. `recorded` returns the
+    pids of recorded processes that live; None: all that are followed are.
 
     Attributes:
         maps: the BPF maps that are told; None: nothing is done.
@@ -91,10 +94,11 @@ class PythonProcesses(MappingFollower):
 
     needle = b"python3"
 
-    def __init__(self, lost: Losses) -> None:
+    def __init__(self, lost: Losses, recorded: Callable[[], set[int]] | None = None) -> None:
         self.maps: PythonMap | None = None
         self.meanwhile: Callable[[], object] = lambda: None
-        self._lost, self._avoided = lost, Avoided()
+        self._lost, self._avoided, self._recorded = lost, Avoided(), recorded
+        self._unread: dict[int, float] = {}  # pid → monotonic time when it is counted
         self._helper = Helper(_read_file, _PATIENCE_S)
         self._files: dict[bytes, dict[str, Any] | None] = {}
         self.offsets: dict[int, dict[str, int]] = {}
@@ -125,10 +129,16 @@ class PythonProcesses(MappingFollower):
         if place is not None and offsets:
             place += offsets["interpreters"]
             self._tell(pid, offsets | {"interpreters": place & _ADDRESSES})  # a file may say anything
-        if not runtime["offsets"] and pid not in self.offsets:
-            self._lost.add(losses.PYTHON_UNKNOWN)
-            if len(self.offsets) < _MOST_PROCESSES:
-                self.offsets[pid] = {}  # counted: its library may be mapped next
+        if not runtime["offsets"] and pid not in self.offsets and len(self.offsets) < _MOST_PROCESSES:
+            self._unread[pid] = time.monotonic() + _SETTLE_S
+            self.offsets[pid] = {}  # counted once: its library may be mapped next
+
+    def count_unread(self) -> None:
+        """Count recorded processes whose interpreter is not read: records of mappings are of others, too."""
+        now = time.monotonic()
+        if due := {pid for pid, when in self._unread.items() if when <= now}:
+            self._lost.add(losses.PYTHON_UNKNOWN, len(due & self._recorded() if self._recorded else due))
+            self._unread = {pid: when for pid, when in self._unread.items() if pid not in due}
 
     def see_task(self, kind: int, record: memoryview) -> None:
         """Take a FORK or EXIT record."""

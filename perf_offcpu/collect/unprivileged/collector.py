@@ -110,6 +110,7 @@ class UserCollector:
         self._side_band.sink, self._side_band.meanwhile = sink, self.look
         if others:
             self._side_band.append(*others)
+        self._pythons.count_unread()
 
     def write(self, sink: Sink) -> None:
         """Empty the rings, and write what they held, and the waits that have ended."""
