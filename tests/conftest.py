@@ -25,7 +25,7 @@ KEPT = re.compile(r"PATH|TMPDIR|CC|CI|\w+_proxy|(PERF_OFFCPU_TEST|PYTEST|HYPOTHE
 """Variables that tests take over: the others are settings of a user, of whom no result may depend."""
 
 # A deadline for each example judges how busy the machine is; pytest-timeout ends what hangs.
-EXAMPLES = int(os.environ.get("PERF_OFFCPU_TEST_EXAMPLES", "50"))
+EXAMPLES = int(os.environ.get("PERF_OFFCPU_TEST_EXAMPLES", "20"))
 database = settings().database if os.access(TESTS.parent, os.W_OK) else None
 settings.register_profile("patient", deadline=None, max_examples=EXAMPLES, database=database)
 settings.load_profile("patient")

@@ -70,6 +70,7 @@ def test_a_map_larger_than_any_real_one_is_not_read(kind: str, tmp_path: Path) -
         read_perf_map(str(path))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("order", ["ascending", "descending", "nested", "overlapping"])
 def test_time_for_a_map_grows_with_its_lines_alone(order: str) -> None:
     def text(count: int) -> bytes:
@@ -170,6 +171,7 @@ def test_fifos_and_devices_for_a_part_of_a_recording_or_kallsyms_do_not_hold_the
             load_kallsyms(str(tmp_path / name))
 
 
+@pytest.mark.long
 def test_time_for_a_recording_grows_with_its_events_alone(tmp_path: Path) -> None:
     """8000 events took 15 s once, four times as long as 4000."""
     few, many = (recording_of_events(tmp_path / str(count), count) for count in (1000, 4000))

@@ -21,6 +21,7 @@ UNIT = Path(__file__).resolve().parents[2] / "service" / "perf-offcpu-agent.serv
 pytestmark = pytest.mark.beside
 
 
+@pytest.mark.long
 def test_killed_parts_lose_only_time_that_is_counted(tmp_path: Path) -> None:
     place = Place(tmp_path)
     with place.agent() as agent:
@@ -45,6 +46,7 @@ def test_killed_parts_lose_only_time_that_is_counted(tmp_path: Path) -> None:
     assert len(set(place.rows("hosts", ["host_id", "boot_id", "hostname", "kernel", "cpus", "arch"]))) == 1
 
 
+@pytest.mark.long
 def test_the_unit_allows_the_system_calls_that_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that its SystemCallFilter leaves out kills the process here; in the unit the call is refused. The programs
     are compiled, and a process that starts meanwhile is symbolized."""

@@ -101,6 +101,7 @@ def without_rows(code: bytes) -> bytes:
     return bytes(cleared)
 
 
+@pytest.mark.long
 def test_kept_programs_and_maps_are_the_compiled(place: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = ProgramCache.usual()
     compiled = parts(recipe, cache)
@@ -194,6 +195,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
+@pytest.mark.long
 def test_ways_to_do_without(place: Path, compiled: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PERF_OFFCPU_CACHE_BYTES", "0")
     OffCpuProgram(SMALL).close()
@@ -252,6 +254,7 @@ class StandIn:
         self.function = ""
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("compiled")
 def test_a_refused_program_leaves_the_kprobe_open_for_the_next(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels before 6.16, with copies of stacks: their form is built, and the running one refuses it."""

@@ -22,6 +22,7 @@ def descriptors() -> list[str]:
     return [os.readlink(link) for link in links if link.is_symlink()]
 
 
+@pytest.mark.long
 def test_closing_gives_everything_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     config = OffCpuConfig(objects=False, budget=False)  # takes half of the time to compile

@@ -113,6 +113,7 @@ def test_kernel_stacks_can_be_left_out(napper: Path, in_switch: bool) -> None:
     assert counters["kernel_stack_failed"] == 0
 
 
+@pytest.mark.long
 @pytest.mark.beside
 def test_both_forms_show_the_same_frames(napper: Path) -> None:
     """Function by function; return addresses inside libc may differ between runs, functions may not."""
@@ -132,6 +133,7 @@ def test_both_forms_show_the_same_frames(napper: Path) -> None:
     assert {kind for kind, _, _ in seen[0]} == {"nap", "futex", "pipe", "vfork", "child"}
 
 
+@pytest.mark.long
 @pytest.mark.beside
 @usual
 def test_user_frames_are_those_the_kernel_walks(napper: Path, in_switch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,6 +221,7 @@ def test_sums_are_exact_and_stacks_of_drawn_waits_are_theirs(napper: Path) -> No
         assert sums["total_ns"][right].sum() > 0.9 * sums["total_ns"][mine].sum()
 
 
+@pytest.mark.long
 @usual
 def test_sums_without_stacks(napper: Path, in_switch: bool) -> None:
     tallies, waits, sums, counters = record_napper(
@@ -290,6 +293,7 @@ def test_draining_while_recording_loses_and_doubles_nothing(napper: Path) -> Non
 # Full maps, full rings: nothing goes silently
 
 
+@pytest.mark.long
 @pytest.mark.beside
 def test_a_full_map_of_sums_sends_waits_as_samples(napper: Path) -> None:
     tallies, waits, sums, counters = record_napper(napper, threshold_ns=NEVER, sum_entries=4)
@@ -301,6 +305,7 @@ def test_a_full_map_of_sums_sends_waits_as_samples(napper: Path) -> None:
     Balance(counters, not ENDS_IN_SLEEPER).check_all(tallies, sums, waits)
 
 
+@pytest.mark.long
 @pytest.mark.beside
 @pytest.mark.parametrize("short_waits", [ShortWaits.SAMPLED, ShortWaits.STACKS])
 def test_a_full_map_of_stacks_leaves_the_sums_whole(napper: Path, short_waits: ShortWaits) -> None:
@@ -323,6 +328,7 @@ def test_a_full_ring_sends_waits_to_the_sums(napper: Path, in_switch: bool) -> N
     Balance(counters, in_switch).check_all(tallies, sums, waits)
 
 
+@pytest.mark.long
 @pytest.mark.beside
 @pytest.mark.parametrize("room", [OffCpuConfig().sum_entries, 1])
 def test_a_cpu_without_event_sends_waits_to_the_sums_and_what_finds_no_room_is_counted(napper: Path, room: int) -> None:

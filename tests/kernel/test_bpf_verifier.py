@@ -88,13 +88,14 @@ def load_all(config: OffCpuConfig, monkeypatch: pytest.MonkeyPatch) -> dict[str,
 
 
 @both_forms
-@forms("everything", "sampled")  # the largest
+@largest_forms
 def test_the_verifiers_limit_is_far(asked: dict[str, Any], in_switch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     limit = ENOUGH if kernel_facts.has_may_goto() else ENOUGH_BEFORE_MAY_GOTO
     seen = load_all(OffCpuConfig(in_switch=in_switch, **asked), monkeypatch)
     assert {name: one.instructions for name, one in seen.items() if one.instructions > limit} == {}
 
 
+@pytest.mark.long
 @largest_forms
 def test_without_may_goto_the_limit_is_far(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_facts, "has_may_goto", lambda: False)
@@ -111,6 +112,7 @@ def test_loops_have_the_instruction_from_linux_6_9_on(monkeypatch: pytest.Monkey
     assert any(one.loops for one in seen.values()) == kernel_facts.has_may_goto()
 
 
+@pytest.mark.long
 @largest_forms
 def test_the_form_for_a_kprobe_is_taken_without_one(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels before 6.16 need it; all verifiers can check it, but only kernels with kprobes attach it."""
@@ -155,6 +157,7 @@ def falls_back(code: bytes) -> list[int]:
     return found
 
 
+@pytest.mark.long
 @forms("everything", "sampled")  # with all loops
 def test_loops_go_back_by_jumps(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_facts, "has_may_goto", lambda: False)

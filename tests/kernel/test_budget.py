@@ -243,6 +243,7 @@ def agree(budget: Budget, row: int, kernel: Figures) -> list[str]:
     ]
 
 
+@pytest.mark.long
 def test_budgets_agree_with_schedstat_of_living_threads(mix: int, tmp_path: Path) -> None:
     stop(mix)
     with recorder("-q", "-a", "-e", "none", "-m", "8M", cwd=tmp_path) as recording:

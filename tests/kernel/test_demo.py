@@ -76,6 +76,7 @@ ORDINARY = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", ORDINARY)
 def test_without_bpf_it_records_the_workload_as_an_ordinary_user(what: str, checkout: Path) -> None:
     shown, said, stacks = demo(checkout, *ORDINARY[what])

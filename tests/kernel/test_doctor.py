@@ -50,6 +50,7 @@ def test_all_that_recording_needs_works_where_recording_works(here: Any) -> None
         assert (one["state"] == "works") <= (one["advice"] == "")
 
 
+@pytest.mark.long
 def test_text_has_a_line_a_part_and_the_verdict_at_its_end(here: Any) -> None:
     _, document, _ = here
     done = subprocess.run(["bash", "-c", DOCTOR], capture_output=True, text=True, timeout=120, check=True)
@@ -84,6 +85,7 @@ def test_what_recording_cannot_do_without_is_missing_and_says_what_to_do(what: s
         assert parts[part]["state"] == ("limited" if part == "kernel symbols" else "missing")
 
 
+@pytest.mark.long
 def test_the_other_package_called_bcc_is_told_from_the_real_one(tmp_path: Path) -> None:
     (tmp_path / "bcc.py").write_text("")
     status, _, parts = doctor(f"PYTHONPATH={shlex.quote(str(tmp_path))} {DOCTOR}")
@@ -92,6 +94,7 @@ def test_the_other_package_called_bcc_is_told_from_the_real_one(tmp_path: Path) 
     assert "python3-bpfcc" in parts["bcc"]["advice"]
 
 
+@pytest.mark.long
 def test_what_was_compiled_before_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     OffCpuProgram().close()
     kept = Path(os.environ["XDG_CACHE_HOME"], "perf-offcpu", "programs")
@@ -111,6 +114,7 @@ LIMITED |= {"perf": "linux-perf"}
 """Part → words of what to do where it is taken away."""
 
 
+@pytest.mark.long
 def test_what_recording_can_do_without_is_limited_and_says_what_to_do() -> None:
     without = privately(
         "mount --make-rprivate /sys; mount --make-rprivate /proc && mount -t proc proc /proc; ulimit -n 68; "
@@ -131,6 +135,7 @@ def test_what_only_root_may_read_needs_no_mount() -> None:
     assert (parts["tracefs"]["state"], parts["tracefs"]["advice"]) == ("limited", "run as root")
 
 
+@pytest.mark.long
 def test_check_of_the_agent_ends_with_the_doctors_findings(here: tuple[int, Any, Any], tmp_path: Path) -> None:
     parts = [one["part"] for one in here[1]["findings"] if one["group"] == "recording"]
     where = ["--dataset", tmp_path / "set", "--spool", tmp_path / "spool", "--port", "0"]

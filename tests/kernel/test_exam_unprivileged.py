@@ -68,7 +68,8 @@ def judge(data: Path, rows: dict[str, list[str]]) -> dict[str, tuple[str, str]]:
     return judged
 
 
-@pytest.mark.parametrize("groups", [SHORT, pytest.param(ALL, marks=pytest.mark.long)], ids=["some", "all"])
+@pytest.mark.long
+@pytest.mark.parametrize("groups", [SHORT, ALL], ids=["some", "all"])
 def test_an_ordinary_user_gets_the_same_answers_or_none(place: Path, groups: str) -> None:
     rows, right, unknown, wrong = rows_of(EXAM + NAMED), list[str](), list[str](), list[object]()
     for group in groups.split():

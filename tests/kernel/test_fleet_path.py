@@ -21,6 +21,7 @@ from perf_offcpu.files import read_kernel
 pytestmark = pytest.mark.beside
 
 
+@pytest.mark.long
 def test_what_the_server_did_on_its_host(tmp_path: Path, link: Link) -> None:
     """Two recordings, of hosts with names of their own, in one dataset."""
     rounds, processes = 9, []
@@ -61,6 +62,7 @@ HOST = (
 )
 
 
+@pytest.mark.long
 def test_two_agents_on_two_hosts(tmp_path: Path, link: Link) -> None:
     """Each records the control group of its program, in one dataset; the connection joins them."""
     rounds, mount = 30, os.fsdecode(cgroup2_mount(read_kernel(MOUNTS)) or b"")

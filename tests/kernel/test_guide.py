@@ -46,6 +46,7 @@ def above(step: Step) -> list[Step]:
     return [other for other in STEPS if begin < other.line < step.line]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: f"line-{step.line}")
 def test_a_command_of_the_guide(step: Step, examples: Path, environment: dict[str, str], done: set[Step]) -> None:
     for one in above(step):

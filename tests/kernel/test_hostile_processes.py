@@ -113,6 +113,7 @@ def assert_innocent(recording: Recording, account: dict[str, Any]) -> None:
     assert any("libc" in strings[int(recording.dsos.path[dso])] for dso in dsos)
 
 
+@pytest.mark.long
 def test_recordings_go_on_and_count_what_is_missing(tmp_path: Path) -> None:
     check(made_beside(tmp_path, 1, "all", "targets"))
 

@@ -126,6 +126,7 @@ def test_deadlock_in_python_is_shown_as_by_gdb(tmp_path: Path) -> None:
     assert len(waiting) == 3, "a lock that another thread holds is not idle"
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("javac") is None, reason="no javac here (Debian: default-jdk-headless)")
 @pytest.mark.parametrize("compiler", ["-XX:TieredStopAtLevel=1", pytest.param("-XX:-TieredCompilation", marks=LONG)])
 def test_deadlock_in_java_is_shown_as_by_jstack(tmp_path: Path, compiler: str) -> None:

@@ -77,6 +77,7 @@ def shares(scene: Scene, rows: I64) -> dict[NetworkCause, float]:
     return {cause: weight[cause] / weight.sum() for cause in NetworkCause if weight[cause]}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "rounds", "dropped"),
     [("slow", 4, ""), ("loss", 6, ""), ("both", 6, ""), ("quick", 6, REQUESTS), ("slow", 6, REQUESTS)],
@@ -116,6 +117,7 @@ def test_the_full_window(tmp_path: Path, link: Link) -> None:
     assert causes[NetworkCause.WINDOW] >= (0.8 if SLOW else 0.98), causes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "dropped"), [("handshake", ""), ("quick", SYNS)])
 def test_lost_syn(tmp_path: Path, link: Link, name: str, dropped: str) -> None:
     with dropping(link.server, dropped):
@@ -144,6 +146,7 @@ def test_a_connection_that_is_not_made(tmp_path: Path, link: Link) -> None:
     assert re.fullmatch(r"no answer yet: [1-9] SYN retransmissions?", texts[code[row]])
 
 
+@pytest.mark.long
 def test_postgres_behind_lost_packets(tmp_path: Path, link: Link, database: Path) -> None:
     """psql's times say which statements were sent again: these took 200 ms and more longer than asked for."""
     with (database / "data/pg_hba.conf").open("a") as rules:

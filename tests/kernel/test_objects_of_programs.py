@@ -113,6 +113,7 @@ def test_a_go_program_has_no_false_holders(tmp_path: Path) -> None:
     assert (holders_of(profile).held == -1).all()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("javac") is None, reason="no javac here (Debian: default-jdk-headless)")
 def test_a_java_program_has_no_false_holders(tmp_path: Path) -> None:
     source = WORKLOAD / "programs" / "Locks.java"

@@ -42,6 +42,7 @@ def test_what_is_missing_is_named_with_the_least_change(tmp_path: Path, conditio
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_two_capabilities_are_enough() -> None:
     caps = "--inh-caps=+bpf,+perfmon --ambient-caps=+bpf,+perfmon"
     with tempfile.TemporaryDirectory(dir="/tmp") as directory:  # others may not enter pytest's
@@ -80,6 +81,7 @@ def test_standard_output_that_takes_nothing(tmp_path: Path, redirection: str, se
     assert sentence in done.stderr and done.stderr.count("\n") == 1
 
 
+@pytest.mark.long
 @pytest.mark.alone
 def test_programs_loaded_beside_two_recorders_do_not_spoil_their_files(tmp_path: Path) -> None:
     """The kernel gives all but the first of them records of BPF programs that are too long."""

@@ -191,6 +191,7 @@ def test_pauses_are_in_the_file_without_waits(tmp_path: Path, options: tuple[str
         assert 0.5 < meta.sampling.estimated_ns / meta.sampling.waits_ns < 2
 
 
+@pytest.mark.long
 def test_file_ends_in_a_pause_if_another_is_asked_for(tmp_path: Path) -> None:
     with program() as told, controlled("-p", str(told[0]), cwd=tmp_path) as recorder:
         for pause_s in (0.3, 0.6):
@@ -215,6 +216,7 @@ def test_file_ends_in_a_pause_if_another_is_asked_for(tmp_path: Path) -> None:
     assert samples.has(SampleFlag.AT_PAUSE)[blocked].tolist() == [True, True, False]
 
 
+@pytest.mark.long
 def test_commands_that_come_with_disable_are_carried_out_in_the_pause(tmp_path: Path) -> None:
     """As the agent sends them. A recorder that pauses looks again after a minute, if nothing wakes it."""
     with program() as told, controlled("-p", str(told[0]), cwd=tmp_path) as recorder:
@@ -293,6 +295,7 @@ def test_killed_recorder_leaves_the_times_between_pauses(tmp_path: Path) -> None
     assert second[1] == meta.end_ns == times.max() and second[1] - second[0] > 200 * MS
 
 
+@pytest.mark.long
 def test_recording_without_further_files_pauses_too(tmp_path: Path) -> None:
     with program() as told, controlled("-p", str(told[0]), cwd=tmp_path, several=False) as recorder:
         time.sleep(0.1)
@@ -340,6 +343,7 @@ print(flush=True)
 """
 
 
+@pytest.mark.long
 def test_a_pause_leaves_the_period_that_max_rate_has_chosen(tmp_path: Path) -> None:
     """It is no time without samples, nine windows long, after which the period would be a ninth."""
     command = [sys.executable, "-c", NAPS]

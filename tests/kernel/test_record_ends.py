@@ -80,6 +80,7 @@ def test_interrupt_from_the_terminal_reaches_both_and_the_command_may_take_its_t
     assert lost(load_recording(tmp_path / "perf.data")) == set()
 
 
+@pytest.mark.long
 def test_interrupt_before_the_recording_leaves_nothing(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     process = subprocess.Popen([*PROGRAM, "--", "touch", mark], cwd=tmp_path, stderr=subprocess.PIPE, text=True)

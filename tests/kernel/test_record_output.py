@@ -195,6 +195,7 @@ def test_each_file_tells_who_is_stuck_and_where_time_went(tmp_path: Path) -> Non
     assert int(budget.end_ns[0] - budget.begin_ns[0]) == command_ns + int((last.end_ns - last.begin_ns).sum())
 
 
+@pytest.mark.long
 def test_signal_switches_and_only_the_last_files_are_kept(tmp_path: Path) -> None:
     """Meanwhile processes come and go: each file names the threads of its waits."""
     born = subprocess.Popen(["sh", "-c", "while sleep 0.002 | cat; do :; done"], start_new_session=True)
@@ -252,6 +253,7 @@ for thread in threads: thread.start()
 """Runs 1800 functions in turn, each for one wait: all are new to each file."""
 
 
+@pytest.mark.long
 def test_each_file_describes_all_functions_of_python_that_its_waits_name(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [*PROGRAM, "--switch-output", "-m", "4M", "--", "/usr/bin/python3", "-c", CROWD],

@@ -130,6 +130,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before)
         assert abs(one.estimated_ns - one.waits_ns) < 10 * MS
 
 
+@pytest.mark.long
 @pytest.mark.alone
 def test_max_rate_is_used_and_kept_and_leaves_no_sample_out(tmp_path: Path) -> None:
     """Sixteen threads wait for 1.7 s, then one of them for 2.1 s: the period follows both ways."""

@@ -44,6 +44,7 @@ def perfs(path: Path) -> list[Printed]:
     return parse(stock_perf.perf("script", "--no-inline", "-i", path))
 
 
+@pytest.mark.long
 def test_the_same_text(recording: Path) -> None:
     done = perf_offcpu("script", "--no-inline", "-i", recording, timeout_s=120)
     theirs, ours = perfs(recording), parse(done.stdout)

@@ -238,6 +238,7 @@ def test_a_signal_ends_it_while_its_terminal_reads_nothing(terminal: tuple[int, 
     until(lambda: not place.exists() and not os.path.exists(f"/proc/{process}"))
 
 
+@pytest.mark.long
 def test_the_last_minute_is_written_as_recordings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     written: list[str] = []

@@ -221,6 +221,7 @@ def agree(ours: Chain, theirs: Chain) -> bool:
     return bool(ours) == bool(theirs) and max(off_by, default=0) <= 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name, argument", [("waits", "150"), ("busy", "0.1")])
 def test_chains_of_perfs_dwarf_recordings_are_perf_scripts(cpp: Path, tmp_path: Path, name: str, argument: str) -> None:
     program = cpp if name == cpp.name else compiled(f"{name}.cpp", tmp_path, "-g")
@@ -237,12 +238,14 @@ def test_chains_of_perfs_dwarf_recordings_are_perf_scripts(cpp: Path, tmp_path: 
     assert equal >= 0.9 * len(theirs)
 
 
+@pytest.mark.long
 def test_frames_are_gdbs_at_random_stops(cpp: Path) -> None:
     stops = list(random_stops([str(cpp), "100000"], 8))
     assert [one for one in stops if not one.agrees] == []
     assert {one.end for one in stops} == {End.ROOT}
 
 
+@pytest.mark.long
 def test_waits_of_postgres_under_small_load_reach_the_root_and_name_objects(database: Path, tmp_path: Path) -> None:
     # Starting and stopping, postgres writes files from buffers of 8 kB on its stack and waits for the disk.
     longer = ("--call-graph", "cfi,24576")

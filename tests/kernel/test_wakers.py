@@ -213,6 +213,7 @@ def test_who_receives_on_the_loopback_is_woken_by_the_sender(stacks: bool, tmp_p
         assert sum(bool(names) for names in called) >= 20 * stacks, called
 
 
+@pytest.mark.long
 @both_forms
 def test_both_forms_see_the_same_wakers(napper: Path, in_switch: bool) -> None:
     with watched(napper, threshold_ns=MS, in_switch=in_switch, waker_stacks=True) as (one, program, rings):
@@ -239,6 +240,7 @@ def test_both_forms_see_the_same_wakers(napper: Path, in_switch: bool) -> None:
         assert sum(bool(leaf[tally.kind] & set(stack)) for stack in stacks) >= 15 or tally.kind == "vfork"
 
 
+@pytest.mark.long
 @pytest.mark.beside
 def test_wakers_can_be_left_out(napper: Path) -> None:
     with watched(napper, threshold_ns=MS, wakers=False) as (one, program, rings):

@@ -75,6 +75,7 @@ def test_wheel_holds_bpf_sources_assets_licences_and_man_pages(built: Built) -> 
     assert not [name for name in names if name.startswith(("tests/", "scripts/", "benchmarks/"))]
 
 
+@pytest.mark.long
 def test_source_distribution_builds_the_same_wheel_without_asciidoctor(built: Built, tmp_path: Path) -> None:
     with tarfile.open(built.sdist) as archive:
         # Python 3.13 requires the argument; 3.11.2 does not have it.
@@ -95,6 +96,7 @@ def wheel_without_asciidoctor(source: Path, directory: Path) -> Path:
     return next(directory.glob("*.whl"))
 
 
+@pytest.mark.long
 def test_a_wheel_from_a_checkout_without_asciidoctor_has_all_text_of_the_pages(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel_without_asciidoctor(ROOT, tmp_path)) as wheel:
         pages = {Path(name).name: wheel.read(name) for name in wheel.namelist() if name.endswith(".1")}
@@ -122,6 +124,7 @@ def test_installed_program_reads_and_converts(prefix: Path, tmp_path: Path) -> N
     assert (tmp_path / "out.html").stat().st_size > 10_000
 
 
+@pytest.mark.long
 def test_man_finds_the_pages_by_the_program_on_the_path(prefix: Path) -> None:
     env = {"PATH": f"{prefix}/bin:{os.environ['PATH']}"}
     env |= {"MANPATH": ""} if "MANPATH" not in os.environ else {}

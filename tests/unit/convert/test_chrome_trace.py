@@ -120,6 +120,7 @@ def misplaced(found: list[Event]) -> list[Event]:
     return wrong
 
 
+@pytest.mark.long
 def test_large_totals_are_exact_and_slices_nest() -> None:
     profile = large_profile(30_000, 1_000)
     found = events(profile)

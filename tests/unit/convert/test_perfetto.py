@@ -68,6 +68,7 @@ def test_thread_states_and_counters(found: Read) -> None:
     assert [value for _, value in found.counters["threads runnable"]] == [1, 0, 1, 0]
 
 
+@pytest.mark.long
 def test_large_totals_are_exact_and_slices_nest() -> None:
     profile = large_profile(20_000, 1_000)
     found = read(profile)

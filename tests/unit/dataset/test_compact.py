@@ -218,6 +218,7 @@ while True:
 """
 
 
+@pytest.mark.long
 def test_writers_killed_by_a_signal_leave_whole_files(tmp_path: Path) -> None:
     made = open_dataset(str(tmp_path), make=True)
     demo = Path(__file__).resolve().parents[2] / "data" / "demo.data"
@@ -265,6 +266,7 @@ def test_a_writer_merges_its_own_files_of_the_hour_before_and_no_others(tmp_path
     assert {len(made.files(table, BEGIN, BEGIN + 1)) for table in TABLES} == {0, 1}
 
 
+@pytest.mark.long
 def test_a_writer_that_is_killed_as_it_merges_loses_and_doubles_nothing(tmp_path: Path, dying: list[int]) -> None:
     for step in itertools.count(1):
         made = open_dataset(str(tmp_path / f"set{step}"), make=True)

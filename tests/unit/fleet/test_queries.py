@@ -128,6 +128,7 @@ def expected(waits: list[Row], selection: Selection, keys: list[str]) -> Sums:
     return {key: [found[at] for at in range(4)] for key, found in sums.items()}
 
 
+@pytest.mark.long
 @settings(max_examples=12, deadline=None)
 @given(WAITS, SELECTIONS, st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True))
 def test_sums_of_random_selections(engine: Engine, waits: list[Row], selection: Selection, keys: list[str]) -> None:
@@ -314,6 +315,7 @@ def periods(*minutes: int) -> tuple[str, ...]:
     return "--since", times[0], "--until", times[1], "--baseline", f"since={times[2]},until={times[3]}"
 
 
+@pytest.mark.long
 def test_two_periods_of_one_host(alone: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = diff(capsys, alone, *periods(45, 60, 15, 30), "--sort", "version,class")
     assert found["block_ns"] == (15 * 60 - 30) * 10**9 // 60 and not found["paired"]
@@ -332,6 +334,7 @@ def test_two_periods_of_one_host(alone: Path, capsys: pytest.CaptureFixture[str]
     assert "the two periods of the host overlap" in refused(capsys, *words, status=None)
 
 
+@pytest.mark.long
 def test_periods_that_drift_are_not_taken_for_a_change() -> None:
     """Neighbouring blocks are alike (autoregressive, 0.9): single blocks are no units, and shifts of periods are."""
     random, wrong, naive = np.random.default_rng(13), 0, 0

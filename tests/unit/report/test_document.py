@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from builders.large_recording import write_large_recording
 from builders.profile import Code, ProfileBuilder, kernel
 
@@ -74,6 +75,7 @@ def memory_of_report(path: Path) -> int:
     return int(done.stdout) << 10
 
 
+@pytest.mark.long
 def test_memory_grows_with_the_samples(tmp_path: Path) -> None:
     counts, memory = (150_000, 450_000), []
     for count in counts:

@@ -175,6 +175,7 @@ def test_the_same_path_on_two_hosts_is_two_files(in_header: bool, tmp_path: Path
 # What is refused.
 
 
+@pytest.mark.long
 def test_too_many_hosts(tmp_path: Path) -> None:
     paths = [write(tmp_path / str(number), [CLOCK], [tick(1000)], host(str(number), DAY_NS)) for number in range(215)]
     with pytest.raises(UsageError, match="215 hosts"):

@@ -45,6 +45,7 @@ LOADS: dict[str, Callable[[np.random.Generator], ProfileSamples]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", LOADS)
 def test_equal_loads_hardly_ever_differ(kind: str) -> None:
     rng = np.random.default_rng(16)
