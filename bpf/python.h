@@ -17,16 +17,17 @@ BPF_QUEUE(new_codes, struct offcpu_code, OFFCPU_PYTHON ? OFFCPU_NEW_CODES : 1);
 #if OFFCPU_PYTHON
 #define PYTHON_ROUNDS (OFFCPU_PYTHON_FRAMES + (OFFCPU_MAY_GOTO ? OFFCPU_PYTHON_FRAMES : 64))
 #define PYTHON_THREADS (OFFCPU_MAY_GOTO ? 1024 : 128)	/* states of threads that are looked at */
-enum { KNOWN_CODES = 1024, ENTRY_SHIFT = 19, CODE_ID_SHIFT, OBJECT_WORDS = 32, CODE_BYTES = 88 };
+enum { KNOWN_OBJECTS = 512, ENTRY_SHIFT = 19, CODE_ID_SHIFT, OBJECT_WORDS = 32, CODE_BYTES = 88 };
 enum { OBJECT_LENGTH = 2, TEXT_HASH, TEXT_FLAGS, BYTES_DATA = 32, TEXT_HEAD = 64 };
-enum { VIEW_WORDS = 256, VIEW_ROOM = 1023, TEXT_BYTES = 256 };
+enum { VIEW_WORDS = 512, VIEW_ROOM = 2047, TEXT_BYTES = 256 };
 
 struct offcpu_walk {	/* in memory: the verifier knows nothing of it, nor follows branches */
 	struct offcpu_python at;
-	volatile u64 thread, interpreter, frame, id, file, file_hash;	/* of the last frame */
-	volatile u64 room, from, last;	/* address of `view`, and of the last code object */
+	volatile u64 thread, interpreter, frame, room, from, stamp;	/* from, room: of `view` */
 	volatile u32 nr, unreadable;
-	u64 known[KNOWN_CODES];		/* ids described, and in which epoch */
+	struct offcpu_python_object {	/* code, file name: the frames of a walk keep them */
+		u64 stamp, hash, described;	/* id of described code, and in which epoch */
+	} known[KNOWN_OBJECTS];
 	u64 view[VIEW_WORDS], code[OBJECT_WORDS], text[TEXT_BYTES / sizeof(u64) + 1];
 	u64 frames[OFFCPU_PYTHON_FRAMES];
 	struct offcpu_code to;
@@ -40,6 +41,7 @@ BPF_TABLE("percpu_array", u32, struct offcpu_walk, walks, 1);
 #define text_begin(walk)                                                                           \
 	((walk)->at.compact - ((walk)->text[TEXT_FLAGS] >> 6 & 1) * (walk)->at.ascii_less)
 #define text_bytes(walk) ((walk)->text[OBJECT_LENGTH] * ((walk)->text[TEXT_FLAGS] >> 2 & 7))
+#define known_of(walk, object) (&(walk)->known[(object) * HASH_MULTIPLIER >> 55])
 #define frame_at(walk, i) ((walk)->frames[(i) & (OFFCPU_PYTHON_FRAMES - 1)])
 
 static __always_inline u64 user_word(u64 address)
@@ -58,43 +60,39 @@ static __always_inline u64 at_most(u64 number, u64 mask)
 	return number & mask;
 }
 
-/* The frame that a thread runs, 0 none. */
-static __always_inline u64 frame_of(const struct offcpu_python *at, u64 thread)
+/* Read the state of a thread. Return the frame that it runs, 0 none, or if `self` is not its id. */
+static __always_inline u64 frame_of(struct offcpu_walk *walk, u64 self)
 {
-	u64 frame = user_word(thread + at->thread_frame);
+	u64 frame;
 
-	return (frame & at->direct) | (user_word(frame + at->c_frame) & ~at->direct);
+	bpf_probe_read_user(walk->code, sizeof(walk->code), (void *)walk->thread);
+	frame = word_at(walk->code, walk->at.thread_frame);
+	if (self - word_at(walk->code, walk->at.thread_id) >= THREAD_BYTES)
+		return 0;
+	return walk->at.direct ? frame : user_word(frame + walk->at.c_frame);
 }
 
 /* Find a thread's frame. A state without one may be of a child with its parent's pointer. */
 static __always_inline void find_frame(const struct offcpu_run *run, struct offcpu_walk *walk)
 {
 	u64 i, self = FIELD(u64, run->task, TASK_THREAD_POINTER);
-	const struct offcpu_python *at = &walk->at;
+	u64 head = walk->at.interpreters - walk->at.next_interpreter;
 
 	walk->thread = run->storage->python_thread;
-	walk->frame = self - user_word(walk->thread + at->thread_id) < THREAD_BYTES ?
-		      frame_of(at, walk->thread) : 0;
-	if (walk->frame)
-		return;
-	walk->interpreter = at->interpreters - at->next_interpreter;
-	walk->thread = 0;
+	walk->interpreter = head;
 	for_each_round(run->ctl, i, 0, PYTHON_THREADS) {
-		if (!walk->thread) {
-			walk->interpreter = user_word(walk->interpreter + at->next_interpreter);
-			if (!walk->interpreter)
-				break;
-			walk->thread = user_word(walk->interpreter + at->threads);
+		walk->frame = frame_of(walk, self);
+		if (walk->frame)
+			break;
+		walk->thread = word_at(walk->code, walk->at.next_thread);
+		if (walk->thread && walk->interpreter != head)
 			continue;
-		}
-		if (self - user_word(walk->thread + at->thread_id) < THREAD_BYTES) {
-			walk->frame = frame_of(at, walk->thread);
-			run->storage->python_thread = walk->thread;
-			if (walk->frame)
-				break;
-		}
-		walk->thread = user_word(walk->thread + at->next_thread);
+		walk->interpreter = user_word(walk->interpreter + walk->at.next_interpreter);
+		if (!walk->interpreter)
+			break;
+		walk->thread = user_word(walk->interpreter + walk->at.threads);
 	}
+	run->storage->python_thread = walk->thread;
 }
 
 /* Have the frame in `view`, with the callers below it in its page: a read costs the same. */
@@ -122,38 +120,37 @@ static __always_inline u64 read_text(struct offcpu_walk *walk, u64 object)
 	return text_bytes(walk);
 }
 
-/* Hash a string: length, hash, first 48 bytes, last 16 of the first 127, last 8 of more. */
+/* Hash a string: length and hash; without a hash, 80 bytes, last 16 of 127, last 8 of more. */
 static __always_inline u64 hash_text(struct offcpu_walk *walk, u64 object)
 {
-	u64 bytes = read_text(walk, object), begin = text_begin(walk), last = at_most(bytes, 127);
-	u64 i, less, hash = mix(bytes, walk->text[TEXT_HASH]);
+	u64 bytes = read_text(walk, object), hash = mix(bytes, walk->text[TEXT_HASH]);
+	u64 i, less, begin = text_begin(walk), last = at_most(bytes, 127) - sizeof(u64);
 
+	if (~walk->text[TEXT_HASH])
+		return hash;
 #pragma unroll
-	for (i = 0; i < 64; i += sizeof(u64)) {	/* words overlap at the end */
-		less = last - sizeof(u64) - i;
-		less = i < 48 ? i + (less & sign_of(less)) : last - 64 + i;
-		hash = mix(hash, *(u64 *)((u8 *)walk->text + (begin + less & TEXT_BYTES - 1)));
+	for (i = 0; i < 96; i += sizeof(u64)) {	/* words overlap at the end */
+		less = begin + (i < 80 ? i + (last - i & sign_of(last - i)) : last - 88 + i);
+		hash = mix(hash, *(u64 *)((u8 *)walk->text + (less & TEXT_BYTES - 1)));
 	}
 	return bytes > 127 ? mix(hash, user_word(object + begin + bytes - sizeof(u64))) : hash;
 }
 
-/* Find the id of the code object that was read. */
-static __always_inline void hash_code(const struct offcpu_run *run, struct offcpu_walk *walk)
+/* Return the id of the code object that was read. */
+static __always_inline u64 hash_code(const struct offcpu_run *run, struct offcpu_walk *walk)
 {
 	u64 name = word_at(walk->code, walk->at.name), file = word_at(walk->code, walk->at.file);
-	u64 hash = mix(mix(run->ctl->hash_key, run->wait->pid), name);
+	u64 hash = mix(mix(mix(run->ctl->hash_key, run->wait->pid), name), file);
+	struct offcpu_python_object *known = known_of(walk, file);
 
 	walk->to.first_line = word_at(walk->code, walk->at.first_line) >> walk->at.line_shift;
-	hash = mix(mix(mix(hash, file), word_at(walk->code, walk->at.lines)), walk->to.first_line);
-	if (walk->at.version) {
-		hash = mix(hash, word_at(walk->code, walk->at.version));
-	} else {
-		if (file != walk->file)
-			walk->file_hash = hash_text(walk, file);
-		walk->file = file;
-		hash = mix(mix(hash, walk->file_hash), hash_text(walk, name));
-	}
-	walk->id = hash >> CODE_ID_SHIFT;
+	hash = mix(mix(hash, word_at(walk->code, walk->at.lines)), walk->to.first_line);
+	if (walk->at.version)
+		return mix(hash, word_at(walk->code, walk->at.version)) >> CODE_ID_SHIFT;
+	if (known->stamp != (walk->stamp ^ file))
+		known->hash = hash_text(walk, file);
+	known->stamp = walk->stamp ^ file;
+	return mix(mix(hash, known->hash), hash_text(walk, name)) >> CODE_ID_SHIFT;
 }
 
 /* Copy up to `mask` bytes of a string; return their number, 0 if they cannot be read. */
@@ -165,15 +162,15 @@ static __always_inline u32 copy_text(struct offcpu_walk *walk, u64 object, void 
 }
 
 /* Describe the code object that was read to user space, unless that was done for this file. */
-static __always_inline void announce_code(const struct offcpu_run *run, struct offcpu_walk *walk)
+static __always_inline void announce_code(const struct offcpu_run *run, struct offcpu_walk *walk,
+					  struct offcpu_python_object *known)
 {
-	u64 *seen, id = walk->id, epoch = run->ctl->epoch + 1, lines, bytes;
-	u64 *known = &walk->known[id & (KNOWN_CODES - 1)];
+	u64 *seen, id = known->hash, epoch = run->ctl->epoch + 1, lines, bytes;
 	struct offcpu_code *to = &walk->to;
 
-	if (*known == (id ^ epoch << 44) && !run->ctl->copy_all)	/* a tenth of a look-up */
+	if (known->described == (id ^ epoch << 44) && !run->ctl->copy_all)
 		return;
-	*known = id ^ epoch << 44;
+	known->described = id ^ epoch << 44;
 	seen = codes_seen.lookup(&id);
 	if (seen && *seen >= epoch && !run->ctl->copy_all)
 		return;
@@ -191,15 +188,17 @@ static __always_inline void announce_code(const struct offcpu_run *run, struct o
 	if (!new_codes.push(to, 0))
 		codes_seen.update(&id, &epoch);
 	else
-		*known = 0;		/* the next wait in it tries again */
+		known->described = 0;	/* the next wait in it tries again */
 }
 
 /* Read the Python frames of `current`. */
 static __always_inline void walk_python(const struct offcpu_run *run, struct offcpu_walk *walk)
 {
 	u64 i, code, mark, index;
+	struct offcpu_python_object *known;
 
-	walk->nr = walk->unreadable = walk->file = walk->room = walk->from = walk->last = 0;
+	walk->nr = walk->unreadable = walk->room = walk->from = 0;
+	walk->stamp += HASH_MULTIPLIER;
 	find_frame(run, walk);
 	for_each_round(run->ctl, i, 0, PYTHON_ROUNDS) {
 		if (!walk->frame || walk->nr >= OFFCPU_PYTHON_FRAMES)
@@ -215,19 +214,20 @@ static __always_inline void walk_python(const struct offcpu_run *run, struct off
 			frame_at(walk, walk->nr - 1) |= 1 << ENTRY_SHIFT;
 			continue;
 		}
-		if (code != walk->last) {
+		known = known_of(walk, code);
+		if (known->stamp != (walk->stamp ^ code)) {
 			walk->unreadable = bpf_probe_read_user(walk->code, CODE_BYTES,
 							       (void *)code + walk->at.code_begin);
 			if (walk->unreadable)
 				break;
-			hash_code(run, walk);
-			announce_code(run, walk);
-			walk->last = code;
+			known->hash = hash_code(run, walk);
+			known->stamp = walk->stamp ^ code;
+			announce_code(run, walk, known);
 		}
 		index -= (code + walk->at.instructions) & walk->at.relative;
 		index = at_most(index >> walk->at.unit_shift, (1 << ENTRY_SHIFT) - 1);
 		index |= (walk->at.entry_each | (mark & walk->at.entry_marked)) << ENTRY_SHIFT;
-		frame_at(walk, walk->nr) = walk->id << CODE_ID_SHIFT | index;
+		frame_at(walk, walk->nr) = known->hash << CODE_ID_SHIFT | index;
 		walk->nr += 1;
 	}
 	if (walk->unreadable || (walk->frame && walk->nr < OFFCPU_PYTHON_FRAMES))

@@ -53,9 +53,8 @@ _TABLES: Final = {
     },
 }  # fmt: skip
 """Minor version → member of `struct offcpu_python` → where `_Py_DebugOffsets` has its value."""
-_FREE_THREADED: Final = 16
-_FIRST_WITH_SECTION: Final = 10
-_MOST_OFFSET, _MOST_FRAME = 1 << 20, 120
+_FREE_THREADED, _FIRST_WITH_SECTION = 16, 10
+_MOST_OFFSET, _MOST_FRAME, _MOST_THREAD = 1 << 20, 120, 248
 
 _COMMON: Final = {"next_interpreter": 0, "next_thread": 8, "c_frame": 0, "file": 112, "name": 128, "lines": 136}
 _ADDRESS: Final = {"index_mask": _ALL, "relative": _ALL, "unit_shift": 1}
@@ -160,7 +159,8 @@ def offsets_of(head: bytes, minor: int) -> dict[str, int]:
     entry, first_line = offsets.setdefault("entry", 0), offsets["first_line"]
     begin = first_line & ~7
     members = {name: offsets[name] - begin for name in ("first_line", "file", "name", "lines")}
-    if not all(0 <= offset < _CODE_BYTES - 7 for offset in members.values()):
+    in_thread = max(offsets[name] for name in ("next_thread", "thread_frame", "thread_id"))
+    if in_thread > _MOST_THREAD or not all(0 <= offset < _CODE_BYTES - 7 for offset in members.values()):
         return {}
     return (
         offsets

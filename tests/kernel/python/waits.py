@@ -84,15 +84,27 @@ def compare(left: int, right: int) -> int:
     return 0
 
 
-def made_again(number: int) -> None:
-    """Run code whose objects and texts are freed, so that those of the next call have the same addresses; their names
-    have one length and one end."""
-    name = f"made_{number}_under_a_long_name"
-    exec(compile(f"def {name}():\n    nap()\n{name}()", "<made>", "exec"), {"nap": nap})
+def made_of(kind: str, number: int, lines: int) -> tuple[str, str]:
+    """Return source and file name of code that is freed when it has run, so that the next number's objects and texts
+    have the same addresses. Sizes and lines are equal, too; only one word tells numbers apart: in the name of a
+    function, whose hash Python has computed, in the name of a nested function, whose hash it has not, or in the middle
+    of the file's name. `lines`: more of them give a table of lines of a size that nothing else has."""
+    name, body = f"made_{number}_under_a_long_name", "    x = 1\n" * lines + "    nap()\n"
+    if kind == "function":
+        return f"def {name}():\n{body}{name}()\ndel {name}", f"<made of {lines}>"
+    if kind == "nested":
+        return f"def {name}():\n  def inner():\n{body}  inner()\n{name}()\ndel {name}", f"<nested of {lines}>"
+    return f"def made():\n{body}made()\ndel made", f"<{lines} {'again ' * 8}again {number} and again{' again' * 6}>"
+
+
+def made_again() -> None:
+    for kind in ("function", "nested", "file"):
+        for number in range(10):
+            exec(compile(*made_of(kind, number % 5, lines=number // 5 * 20), "exec"), {"nap": nap})
 
 
 def work() -> None:
-    end, number = time.monotonic() + SECONDS, 0
+    end = time.monotonic() + SECONDS
     while time.monotonic() < end:
         nap()
         assert Thing().value
@@ -103,9 +115,7 @@ def work() -> None:
         sorted([Thing(), Thing()])
         re.sub("a", replacement, "a")
         ctypes.CDLL(None).qsort((ctypes.c_int * 2)(2, 1), 2, 4, compare)
-        for made in range(number, number + 3):
-            made_again(made)
-        number = (number + 3) % 7
+        made_again()
 
 
 def take(items: Items) -> None:
