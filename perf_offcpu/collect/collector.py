@@ -17,7 +17,7 @@ Programs, events and rings belong to file descriptors: however the recorder ends
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Self
@@ -37,8 +37,8 @@ from perf_offcpu.collect.existing.maps import MappedBuildIds
 from perf_offcpu.collect.jvms import Jvms
 from perf_offcpu.collect.kernel_totals.user_stacks import Unread
 from perf_offcpu.collect.options import RecordOptions, bpf_config
+from perf_offcpu.collect.python.event_loops import LoopReader
 from perf_offcpu.collect.python.processes import PythonProcesses
-from perf_offcpu.collect.python.task_readings import TaskReadings
 from perf_offcpu.collect.rings.pressure import Pressure, RunDelay
 from perf_offcpu.collect.rings.rings import Rings, Sink, default_ring_bytes
 from perf_offcpu.collect.rings.side_band import SideBand
@@ -46,6 +46,7 @@ from perf_offcpu.collect.sampling import CopyEvents, SamplingEvents
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.system.cpus import online_cpus
 from perf_offcpu.collect.targets import descendants
+from perf_offcpu.collect.task_readings import TaskReadings
 from perf_offcpu.losses import LossCause
 from perf_offcpu.perfdata.events import EventSpec
 
@@ -68,7 +69,7 @@ class Collector:
         pressure: measures the time between two drains.
         build_ids: build-ids of mapped files.
         pythons, jvms: the processes that run CPython and JVMs.
-        task_readings, goroutines: readings of the tasks of event loops, and of goroutines if they are asked for.
+        task_readings: readings of the tasks of event loops, and of goroutines if they are asked for.
         unread: counts of stacks and other data that could not be read from other processes.
         known_tasks, known_kernel: records of tasks and kernel made for one file, to be used again in the next.
         counters_event: the event of samples that the recorder itself makes and writes; it has no ring.
@@ -91,14 +92,14 @@ class Collector:
             self.unread = Unread()
             self.pythons = PythonProcesses(self.unread.lost, self._recorded)
             stack.callback(self.pythons.close)
-            self.task_readings = TaskReadings(options.task_rate_hz, lambda: self.pythons.pids, self._recorded)
-            stack.callback(self.task_readings.close)
-            self.goroutines = None
+            lost, rate_hz = self.unread.lost, options.task_rate_hz
+            self.task_readings = [TaskReadings(LoopReader(), rate_hz, self._recorded_loops, lost)]
             if options.goroutines:
-                from perf_offcpu.collect.go.goroutines import Goroutines  # 5 ms
+                from perf_offcpu.collect.go.goroutines import RATE_HZ, GoroutineReader  # 5 ms
 
-                self.goroutines = Goroutines(self._recorded, self.unread.lost)
-                stack.callback(self.goroutines.stop)
+                self.task_readings.append(TaskReadings(GoroutineReader(lost), RATE_HZ, self._recorded, lost))
+            for readings in self.task_readings:
+                stack.callback(readings.stop)
             says_ended = options.target.is_system or bool(options.command)
             self.jvms = Jvms(say, self.unread.lost, self._recorded, asks=options.asks_jvms, says_ended=says_ended)
             self.pythons.maps = self.program.maps if self.program.reads_python else None
@@ -184,9 +185,8 @@ class Collector:
         self.span = Span(now_ns(), 0, self.options.least_ns)
         self.program.enable()
         self._sampling.enable()
-        self.task_readings.begin()
-        if self.goroutines:
-            self.goroutines.start()
+        for readings in self.task_readings:
+            readings.start()
 
     def _add_targets(self) -> None:
         target, maps = self.options.target, self.program.maps
@@ -204,8 +204,8 @@ class Collector:
     def pause(self) -> None:
         """Stop waits and samples; side-band records flow on, so that `resume` can follow. Blocks until no BPF program
         runs; another thread can drain the rings meanwhile."""
-        if self.goroutines:
-            self.goroutines.stop()
+        for readings in self.task_readings:
+            readings.stop()
         self._sampling.disable()
         self.program.disable()
         end_ns = min(now_ns(), self.program.maps.end_ns + LAST_RUN_NS)
@@ -293,6 +293,11 @@ class Collector:
     def _recorded(self) -> set[int]:
         """Return the pids of recorded processes that live."""
         return set(self.program.last_tasks().tasks["pid"].tolist())
+
+    def _recorded_loops(self) -> Collection[int]:
+        """Return recorded processes that may have event loops."""
+        pids = self.pythons.pids
+        return pids & self._recorded() if pids else pids
 
     def note_existing(self, records: bytes) -> None:
         """Find processes that run CPython or a JVM in whole records of what existed when a file began."""

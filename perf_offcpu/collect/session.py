@@ -192,7 +192,6 @@ class Session:
             self.files.write_due()
             self.files.account_if_due()
             self.collector.jvms.step()
-            self.collector.task_readings.step()
             now = time.monotonic()
             if now >= next_look:
                 self._follow_cpus(waiter)

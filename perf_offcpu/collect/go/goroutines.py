@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read, some times a second, where the goroutines of recorded Go programs wait (`record --goroutines`): from outside,
-while the program runs, within _BUDGET of a CPU. A goroutine counts if it stood still from before its stack was read to
-after it (Go counts how often it stops running), and weighs the time since the reading before. One that runs, or is in a
-system call, has a thread, whose waits are recorded as those of all threads."""
+"""Read where the goroutines of recorded Go programs wait (`record --goroutines`), while the program runs. A goroutine
+counts if it stood still from before its stack was read to after it (Go counts how often it stops running), and weighs
+the time since the reading before. One that runs, or is in a system call, has a thread, whose waits are recorded as
+those of all threads."""
 
+import contextlib
 import functools
-import random
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -20,12 +18,10 @@ from perf_offcpu.abi.counters import GOROUTINES
 from perf_offcpu.collect.go.program import LAYOUTS, U64, Functions, Memory, find_program
 from perf_offcpu.collect.python.event_loops import task_payloads
 from perf_offcpu.collect.python.memory import UnreadableError
-from perf_offcpu.collect.system.background import Future, in_background
-from perf_offcpu.collect.system.clock import now_ns
-from perf_offcpu.collect.system.helper import Avoided, Helper, ask_each
+from perf_offcpu.collect.task_readings import TaskReader
 from perf_offcpu.losses import Losses
 
-_BUDGET, _PAUSE_S, _LOOK_S, _MOST_LOOKS = 0.01, 0.1, 0.25, 400  # looks for programs take 1/400 of a CPU
+RATE_HZ: Final = 10
 _MOST_GOROUTINES, _AT_ONCE, _MOST_STACK, _MOST_FRAMES = 1 << 17, 256, 16 << 10, 64
 _MOST_STACKS, _MOST_ALL, _MOST_UNREAD, _MOST_REASON = 2048, 1 << 15, 256, 64  # of a process, of all, …; bytes
 _SIZE, _LO, _HI, _SP, _PC, _ID, _REASON = 256, 0, 1, 7, 8, 8, 32  # words of runtime.g; the last two after the status
@@ -101,86 +97,47 @@ def walk(stacks: U64, base: U64, sizes: U64, frame: U64, leaf: U64) -> U64:
     return np.column_stack(columns)
 
 
-class Goroutines:
-    """Follow the goroutines of recorded processes, from `start` to `stop`. `recorded`: returns the pids of recorded
-    processes that live. `lost`: counts what is not read."""
+class GoroutineReader(TaskReader):
+    """Reads goroutines. `lost`: counts those that are not read."""
 
-    def __init__(self, recorded: Callable[[], set[int]], lost: Losses) -> None:
-        self._recorded, self._lost = recorded, lost
-        self._helper, self._avoided = Helper(self._work), Avoided()
+    unread = losses.GOROUTINES_UNREAD
+
+    def __init__(self, lost: Losses) -> None:
+        self._lost, self._lock = lost, threading.Lock()
         self._readers: dict[int, Reader] = {}  # in the helper
-        self._looks, self._look_s = dict[int, int](), 0.0  # number of looks by pid, time of the next
-        self._programs: dict[int, dict[str, int]] = {}
-        self._read_at: dict[int, int] = {}  # times of readings that another follows
         self._sums: dict[int, tuple[list[int], Stacks]] = {}  # begin and end of readings, ns in place of numbers
-        self._lock, self._stopped = threading.Lock(), threading.Event()
-        self._running: Future[None] | None = None
 
-    def start(self) -> None:
-        """Begin to read, in a thread; the time of a pause before does not count."""
-        self._read_at.clear()
-        self._stopped.clear()
-        self._running = in_background(self._run)
-
-    def stop(self) -> None:
-        """Read once more, and stop."""
-        self._stopped.set()
-        if self._running is not None:
-            self._running.wait()
-            self._helper.close()
-
-    def _run(self) -> None:
-        # Of random length, because fixed ones would go in step with what is watched.
-        while not self._stopped.wait(max(_PAUSE_S, self._read_all() / _BUDGET) * random.uniform(0.5, 1.5)):
-            pass
-        self._read_all()
-
-    def _read_all(self) -> float:
-        """Read all Go programs, and look for new ones; return the CPU time, s. Others are looked at again after ever
-        longer times: they may run another program by then."""
-        begin_s, now_s, cpu_ns = time.thread_time(), time.monotonic(), 0
-        due = [(pid, program) for pid, program in self._programs.items() if "allgs" in program]
-        if now_s >= self._look_s:
-            self._looks = {pid: self._looks.get(pid, 0) + 1 for pid in self._recorded()}
-            self._programs = {pid: program for pid, program in self._programs.items() if pid in self._looks and program}
-            self._read_at = {pid: ns for pid, ns in self._read_at.items() if pid in self._programs}
-            due += [(pid, {}) for pid, n in self._looks.items() if not n & n - 1 and pid not in self._programs]
-            self._look_s = now_s + max(_LOOK_S, (time.thread_time() - begin_s) * _MOST_LOOKS)
-        for (pid, _), answer in ask_each(self._helper, due, self._avoided):
-            self._programs[pid], *counts, used_ns = answer.value or ({}, 0, 1, {}, 0)
-            self._add(pid, *counts)
-            cpu_ns += used_ns
-        return cpu_ns / 1e9 + time.thread_time() - begin_s
-
-    def _work(self, item: tuple[int, dict[str, int]]) -> Any:
-        """Return (program, what `Reader.read` returns, ns of CPU time), in the helper. `item`: pid, known program."""
-        (pid, program), begin_ns, answer = item, time.process_time_ns(), (0, 0, dict[Any, int]())
+    def read(self, pid: int, program: dict[str, int] | None) -> tuple[dict[str, int] | None, Any]:
+        """Return (program, what `Reader.read` returns); no reading of an unknown version."""
+        reader = self._readers.pop(pid, None)
         try:
             program = program or find_program(pid)
-            if "allgs" in program:
-                if pid not in self._readers or self._readers[pid].program != program:
-                    self._readers[pid] = Reader(pid, program)
-                answer = self._readers[pid].read()
-        except (UnreadableError, OSError) as problem:  # it has ended, runs another program by now, or is hostile
-            self._readers.pop(pid, None)
-            program = {} if program or isinstance(problem, OSError) else {"minor": 0}
-        return program, *answer, time.process_time_ns() - begin_ns
+        except UnreadableError:
+            program = {"minor": 0}
+        if "allgs" not in program:
+            return program, None
+        with contextlib.suppress(UnreadableError):  # it runs another program by now, or is hostile
+            reader = reader if reader and reader.program == program else Reader(pid, program)
+            reading = reader.read()
+            self._readers[pid] = reader
+            return program, reading
+        return None, None
 
-    def _add(self, pid: int, moved: int, unread: int, stacks: dict[Any, int]) -> None:
+    def add(self, pid: int, times: tuple[int, int], reading: tuple[int, int, dict[Any, int]] | None) -> None:
         """Add a reading to the sums."""
-        begin_ns, end_ns, program = self._read_at.pop(pid, 0), now_ns(), self._programs[pid]
-        self._read_at |= {pid: end_ns} if stacks else {}
+        if reading is None:
+            self._lost.add(losses.GO_UNKNOWN, 1)
+            return
+        moved, unread, stacks = reading
         with self._lock:
-            times, sums = self._sums.get(pid, ([begin_ns, 0], Stacks()))
-            if begin_ns and stacks:
-                self._sums[pid], times[1] = (times, sums), end_ns
+            limits, sums = self._sums.setdefault(pid, ([times[0], 0], Stacks()))
+            limits[1] = times[1]
             room = min(_MOST_STACKS, _MOST_ALL - sum(len(counts) for _, counts in self._sums.values()) + len(sums))
             for stack, count in stacks.items():
                 if stack in sums or len(sums) < room:
-                    sums[stack] += count * (end_ns - (begin_ns or end_ns))
+                    sums[stack] += count * (times[1] - times[0])
                 else:
                     unread += count
-        self._lost.add(losses.GO_UNKNOWN, int("minor" in program and "allgs" not in program))
         self._lost.add(losses.GOROUTINES_MOVED, moved)
         self._lost.add(losses.GOROUTINES_UNREAD, unread)
 

@@ -39,7 +39,7 @@ class KernelTotals:
         self._waits = collector.rings.owner.spec
         self._shares = BudgetShares(self._program.maps.header.enums["mode"])
         self._pending: Future[Drained] | None = None
-        self._readings: list[bytes] = []  # of tasks of event loops
+        self._readings: list[bytes] = []  # of tasks of event loops, and of goroutines
         self._unwritten: Iterator[Piece] = iter(())
         self._drawn = DrawnStacks(self._program.draws_stacks)
         self._pace_s = LONGEST_PACE_S
@@ -59,9 +59,8 @@ class KernelTotals:
     def start(self, *, end_of_file: bool = False) -> None:
         """Begin to drain the BPF maps; arguments as of `ProgramMaps.start_drain`. `write` takes the result."""
         self._pending = self._program.maps.start_drain(end_of_file=end_of_file)
-        self._readings += self._collector.task_readings.take()
-        if self._collector.goroutines:
-            self._readings += self._collector.goroutines.take()
+        for readings in self._collector.task_readings:
+            self._readings += readings.take()
 
     def write_if_due(self, file: OutputFile) -> None:
         """Write sums and budgets if it is time: when the fuller map is expected to be half full. The first call at that

@@ -10,9 +10,11 @@ counts if the thread has not run meanwhile (its number of context switches).
 import itertools
 import json
 import os
+import random
 import re
 import struct
 import time
+from collections import defaultdict
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -28,12 +30,13 @@ from perf_offcpu.collect.existing.maps import parse_maps, read_maps
 from perf_offcpu.collect.kernel_totals.user_stacks import Unread, of_each
 from perf_offcpu.collect.python.memory import Memory, UnreadableError, switches_of
 from perf_offcpu.collect.python.offsets import RUNTIME, find_section
+from perf_offcpu.collect.task_readings import TaskReader
 from perf_offcpu.files import open_regular
 
-_MOST_S, _MOST_THREAD_S = 4.0, 0.5  # time for all; CPU time of one thread
+_MOST_S, _MOST_LOOK_S, _MOST_THREAD_S = 4.0, 0.5, 0.5  # time for all, and for a process; CPU time of a thread
 _MOST_TASKS, _MOST_DEPTH, _MOST_SLOTS, _MOST_WAITERS, _MOST_THREADS, _MOST_FILES = 2000, 64, 256, 64, 4096, 16
 _MOST_SET, _MOST_LINES, _MOST_NAME, _MOST_OFFSET = 1024, 16 << 10, 250, 1 << 20  # bytes and characters
-_MOST_OWN, _FULL = 40 << 10, 8 << 10  # bytes of one task, and of a payload to which no task is added
+_MOST_OWN, _FULL, _MOST_KEPT = 40 << 10, 8 << 10, 32 << 20  # bytes of a task, a payload that takes no more, and all
 _TRIES, _TAGS, _LAST_LINE = 8, 7, 10**9 - 1
 _COMPACT, _ASCII_LESS = 56, 16  # size of the head of a str object, and how much less it is of ASCII
 _FILES: Final = re.compile(rb"/(?:_asyncio\.cpython-314[^/]*|(?:lib)?python3\.14[^/]*)$")
@@ -61,6 +64,7 @@ _SYNCHRONIZES: Final = re.compile(r"/asyncio/(?:locks|queues)\.py$")
 
 Task = tuple[int, str, str, int, list[int], list[int], list[tuple[str, str, int]]]
 """Values of a task, in the order of a line of the text of abi.counters.TASKS."""
+_Tasks = tuple[int, list[Task]]
 
 
 def with_event_loops(last: LastTasks, pids: frozenset[int], unread: Unread) -> LastTasks:
@@ -133,6 +137,39 @@ def loop_threads(pid: int, tables: tuple[int, int]) -> list[int]:
         loop_tids = (tid for tid in threads if tid in ids or switches_of(pid, tid)[1] in ids)
         return [*itertools.islice(loop_tids, len(ids))]
     return []
+
+
+class LoopReader(TaskReader):
+    """Reads the tasks of event loops. A loop whose thread runs is not read, which is noted."""
+
+    unread = losses.EVENT_LOOP_UNREAD
+
+    def __init__(self) -> None:
+        self._pages: defaultdict[int, set[int]] = defaultdict(set)  # in the helper: pages that threads need
+        self._payloads: list[bytes] = []
+
+    def read(self, pid: int, program: tuple[int, int] | None) -> tuple[tuple[int, int] | None, list[_Tasks]]:
+        """Return (the tables, (tid, tasks) of each loop) of a process; None if it has no loop."""
+        until_s, tables = time.monotonic() + _MOST_LOOK_S, program or find_tables(pid)
+        threads, loops = loop_threads(pid, tables) if tables else [], list[_Tasks]()
+        for tid in random.sample(threads, len(threads)):  # the last ones may have no time
+            has_time = time.monotonic() < until_s
+            answer = read_loop(pid, tid, tables, self._pages[tid]) if tables and has_time else (-1, False, [])
+            loops += [(tid, answer[2] if answer[0] >= 0 and answer[1] else [])] if answer else []
+        return tables if loops else None, loops
+
+    def add(self, pid: int, times: tuple[int, int], reading: list[_Tasks]) -> None:
+        """Keep the tasks of the loops of a process."""
+        for tid, tasks in reading:
+            has_room = sum(map(len, self._payloads)) < _MOST_KEPT
+            times_of = 0, times[1], times[1] - times[0]
+            self._payloads.extend(task_payloads((pid, tid), times_of, tasks if has_room else []))
+
+    def take(self) -> list[bytes]:
+        """Return what was kept since the last call."""
+        payloads = self._payloads[:]  # another thread appends more
+        del self._payloads[: len(payloads)]
+        return payloads
 
 
 class _Loop(Memory):

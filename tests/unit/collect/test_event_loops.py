@@ -18,11 +18,11 @@ from perf_offcpu.collect import jvms
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.jvms import Jvms
 from perf_offcpu.collect.output.object_table import jit_payloads
-from perf_offcpu.collect.python import event_loops, task_readings
-from perf_offcpu.collect.python.event_loops import Task, find_tables, read_loop, task_payloads
+from perf_offcpu.collect.python import event_loops
+from perf_offcpu.collect.python.event_loops import LoopReader, Task, find_tables, read_loop, task_payloads
 from perf_offcpu.collect.python.offsets import Section
-from perf_offcpu.collect.python.task_readings import TaskReadings
 from perf_offcpu.collect.system.clock import now_ns
+from perf_offcpu.collect.task_readings import TaskReadings
 from perf_offcpu.decode.account import read_loop_tasks
 from perf_offcpu.losses import JVM_UNASKED, Losses
 
@@ -151,25 +151,26 @@ def test_a_reading_stands_for_the_time_since_the_one_before(monkeypatch: pytest.
     tasks_of, readings = dict[int, int](), list[tuple[int, ...]]()
     with victim() as (pid, base):
         read(pid, base, image(base, pid))
-        monkeypatch.setattr(task_readings, "find_tables", lambda _: (base, base + DEBUG))
-        reader = TaskReadings(5, lambda: frozenset((pid, os.getpid())), lambda: {pid})
-        reader.begin()
+        monkeypatch.setattr(event_loops, "find_tables", {pid: (base, base + DEBUG)}.get)
+        reader = TaskReadings(LoopReader(), 5, lambda: {pid, os.getpid()}, Losses())
+        reader.start()
         while len(readings) < 5:
-            reader.step()
             for payload in reader.take():
                 ids, tasks = read_loop_tasks(payload, NATIVE, {})
                 readings.append(ids)
                 tasks_of[ids[3]] = len(tasks)
                 if len(readings) == 3:
-                    reader.begin()  # as after a pause
-                    paused_ns = now_ns()
+                    reader.stop()  # which reads once more
+                    stopped_ns = now_ns()
+                    reader.start()
+                    started_ns = now_ns()
             time.sleep(0.01)
-        reader.close()
+        reader.stop()
     pids, tids, _, times, weights = zip(*readings, strict=True)
     assert {*pids, *tids} == {pid} and 1 in tasks_of.values() and {*tasks_of.values()} <= {0, 1}
     steps = [after - before for before, after in itertools.pairwise(times)]
-    assert weights[1:3] == (*steps[:2],) and weights[4] == steps[3]
-    assert times[3] - paused_ns <= weights[3] < steps[2]
+    assert weights[1:4] == (*steps[:3],)
+    assert times[4] - started_ns <= weights[4] <= times[4] - stopped_ns < steps[3]
 
 
 def test_section_of_a_file_whose_segments_share_a_page() -> None:

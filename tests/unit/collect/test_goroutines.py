@@ -18,7 +18,7 @@ from perf_offcpu.analysis.goroutines import goroutine_rows, goroutine_sentences
 from perf_offcpu.analysis.task_times import tasks_profile
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.go import goroutines
-from perf_offcpu.collect.go.goroutines import Goroutines, Reader
+from perf_offcpu.collect.go.goroutines import GoroutineReader, Reader
 from perf_offcpu.collect.python.memory import UnreadableError
 from perf_offcpu.convert.folded import folded_totals
 from perf_offcpu.convert.registry import Options
@@ -108,14 +108,14 @@ def test_hostile_memory_is_bounded_and_counted(monkeypatch: pytest.MonkeyPatch) 
 def test_sums_payloads_and_what_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(goroutines, "_MOST_STACKS", 2)
     lost, loops = Losses(), CollectorAccount()
-    reader = Goroutines(set, lost)
-    reader._programs = {7: {"minor": 27, "allgs": 1}, 8: {"minor": 28}}
-    reader._add(8, 0, 0, {})
-    for _ in range(3):
-        reader._add(7, 0, 1, {("sleep", ("a", "m")): 1, ("select", ("b" * 9999, "m")): 1, ("select", ("c",)): 5})
+    reader = GoroutineReader(lost)
+    reader.add(8, (1, 2), None)
+    stacks = {("sleep", ("a", "m")): 1, ("select", ("b" * 9999, "m")): 1, ("select", ("c",)): 5}
+    for begin in (10, 20, 30):
+        reader.add(7, (begin, begin + 10), (0, 1, stacks))
     loops.take(reader.take(), NATIVE, lost)
     (loop,) = loops.event_loops()  # what weighs the same is one reading
-    assert loop[:2] == (7, 7) and loop.weight_ns == loop.read_ns - loop.switch_out_ns > 0 and reader.take() == []
+    assert loop[:5] == (7, 7, 10, 40, 30) and reader.take() == []
     assert [(task.name, task.awaits) for task in loop.tasks] == [("goroutines", "sleep"), ("goroutines", "select")]
     assert loop.tasks[0].frames == (("a", "", 0), ("m", "", 0)) and len({task.address for task in loop.tasks}) == 2
     assert lost == {GO_UNKNOWN: 1, GOROUTINES_UNREAD: 3 * 6}

@@ -56,7 +56,7 @@ class Collector:
         self.rings = SimpleNamespace(data_bytes=4096, fullest=0.0, owner=SimpleNamespace(spec=WAITS))
         config = SimpleNamespace(sum_entries=1024, budget_entries=1024, budget=True)
         self.pythons = SimpleNamespace(offsets={}, pids=frozenset())
-        self.task_readings = self.goroutines = SimpleNamespace(take=list)
+        self.task_readings = ()
         self.jvms = SimpleNamespace(ask_all=lambda: None, maps={}, forget_ended=lambda ended: ended)
         self.program = SimpleNamespace(config=config, maps=self, last_tasks=self.last_tasks, draws_stacks=False)
         self.header = HEADER

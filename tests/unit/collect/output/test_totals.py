@@ -46,7 +46,7 @@ class Kernel:
         self.begun, self.future = 0, Future[Drained]()
         self.counters_event = EVENT
         self.rings = SimpleNamespace(owner=SimpleNamespace(spec=EVENT))
-        self.task_readings = self.goroutines = SimpleNamespace(take=list)
+        self.task_readings = ()
         config = SimpleNamespace(sum_entries=16384, budget_entries=16384)
         self.program = SimpleNamespace(config=config, maps=self, draws_stacks=False)
         self.header = HEADER

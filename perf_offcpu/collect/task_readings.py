@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read what tasks wait for (of event loops, or goroutines), again and again while a recording goes on, from outside. A
+reading stands for the time since the one before; these times are random, so that timers of the program do not keep step
+with them. Readings of a kind take at most _SHARE of a CPU (besides _MOST_CREDIT_S): the costlier, the fewer."""
+
+import random
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection
+from typing import Any
+
+from perf_offcpu.collect.system.background import Future, in_background
+from perf_offcpu.collect.system.clock import now_ns
+from perf_offcpu.collect.system.helper import Avoided, Helper, ask_each
+from perf_offcpu.losses import LossCause, Losses
+
+_SHARE, _MOST_CREDIT_S = 0.01, 0.05
+_PATIENCE_S, _MOST_S, _LAST_S = 2.0, 5.0, 1.0  # for a process, until it is avoided; for all; for all in the end
+_LOOK_S, _MOST_LOOK_S, _SLOWER, _MOST_LOOKS = 0.25, 30.0, 1.5, 400  # a list of processes takes 1/400 of a CPU
+_NEW_AT_ONCE, _IDLE_S = 16, 1.0  # processes in which a reading looks for tasks; time between lists of none
+
+
+class TaskReader(ABC):
+    """Reads the tasks of one process after the other, and keeps them until they are taken."""
+
+    unread: LossCause  # counts processes that cannot be read
+
+    @abstractmethod
+    def read(self, pid: int, program: Any) -> tuple[Any, Any]:
+        """Return (where the tasks of a process are, a reading of them), in the helper. The former is false if there are
+        none, the latter None if they are of an unknown kind. `program`: the former, of the reading before. Raises
+        OSError: the process has ended."""
+
+    @abstractmethod
+    def add(self, pid: int, times: tuple[int, int], reading: Any) -> None:
+        """Keep a reading, which stands for the time between two times, ns; None: of an unknown kind."""
+
+    @abstractmethod
+    def take(self) -> list[bytes]:
+        """Return payloads (abi.counters.TASKS) of what was kept since the last call; another thread adds more."""
+
+
+class TaskReadings:
+    """Read at most `rate_hz` times a second (0: never), in a thread, from `start` to `stop`. `candidates` returns the
+    processes that may have tasks; one without is looked at again after ever longer times: it may have some by then.
+    `lost`: counts processes that cannot be read."""
+
+    def __init__(
+        self, reader: TaskReader, rate_hz: int, candidates: Callable[[], Collection[int]], lost: Losses
+    ) -> None:
+        self._reader, self._rate_hz, self.take = reader, rate_hz, reader.take
+        self._candidates, self._lost = candidates, lost
+        self._helper, self._avoided = Helper(self._work, _PATIENCE_S), Avoided()
+        self._programs = dict[int, Any]()  # by pid; None: of an unknown kind, not read
+        self._read_ns = dict[int, int]()  # time of the last reading by pid, longest ago first
+        self._looks, self._list_s = dict[int, tuple[float, float]](), 0.0  # time of the next look, and to the one after
+        self._round_ns, self._credit_s = now_ns(), _MOST_CREDIT_S
+        self._stopped = threading.Event()
+        self._running: Future[None] | None = None
+
+    def start(self) -> None:
+        """Begin, or go on after a pause, whose time does not count."""
+        self._read_ns.clear()
+        self._round_ns = now_ns()
+        self._stopped.clear()
+        if self._rate_hz:
+            self._running = in_background(self._run)
+
+    def stop(self) -> None:
+        """Read once more, and stop."""
+        self._helper.until = time.monotonic() + _LAST_S
+        self._stopped.set()
+        if self._running is not None:
+            self._running.wait()
+            self._helper.close()
+
+    def _run(self) -> None:
+        gap_s = 0.5 / self._rate_hz
+        while not self._stopped.wait(gap_s * random.uniform(0.5, 1.5)):
+            self._helper.until = time.monotonic() + _MOST_S
+            self._read_all()
+            gap_s = max(1 / self._rate_hz if self._looks else _IDLE_S, -self._credit_s / _SHARE)
+        self._helper.until = time.monotonic() + _LAST_S
+        self._read_all()
+
+    def _read_all(self) -> None:
+        """Read all processes that have tasks, and look for tasks in others."""
+        begin_s, now_s, begin_ns, cost_s = time.thread_time(), time.monotonic(), now_ns(), 0.0
+        if now_s >= self._list_s:
+            self._looks = {pid: self._looks.get(pid, (0.0, _LOOK_S)) for pid in self._candidates()}
+            for of_pid in (self._programs, self._read_ns):
+                for pid in of_pid.keys() - self._looks.keys():
+                    del of_pid[pid]
+            self._list_s = now_s + max(_LOOK_S, (time.thread_time() - begin_s) * _MOST_LOOKS)
+        new = [pid for pid, (due_s, _) in self._looks.items() if due_s <= now_s and pid not in self._programs]
+        known = [*self._read_ns, *(pid for pid in self._programs if pid not in self._read_ns)]
+        items = [(pid, self._programs[pid]) for pid in known if self._programs[pid]]
+        items += [(pid, None) for pid in sorted(new, key=self._looks.__getitem__)[:_NEW_AT_ONCE]]
+        for (pid, before), answer in ask_each(self._helper, items, self._avoided):
+            if answer.is_stuck and pid not in self._avoided:
+                continue  # there was no time for it
+            program, reading, spent_s = answer.value or (None, None, 0.0)
+            times, cost_s = (self._read_ns.pop(pid, self._round_ns), now_ns()), cost_s + spent_s
+            self._programs.pop(pid, None)
+            if program:
+                self._programs[pid] = None if reading is None else program
+                self._read_ns |= {} if reading is None else {pid: times[1]}
+                self._reader.add(pid, times, reading)
+            else:
+                gap_s = self._looks[pid][1]
+                self._looks[pid] = now_s + gap_s, min(gap_s * _SLOWER, _MOST_LOOK_S)
+                self._lost.add(self._reader.unread, int(bool(before) and answer.value is None))
+        self._credit_s = min(self._credit_s + _SHARE * (begin_ns - self._round_ns) / 1e9, _MOST_CREDIT_S)
+        self._credit_s, self._round_ns = self._credit_s - cost_s - time.thread_time() + begin_s, begin_ns
+
+    def _work(self, item: tuple[int, Any]) -> tuple[Any, Any, float]:
+        """Return what the reader does for (pid, known program), and CPU time, s; called in the helper."""
+        begin_s = time.process_time()
+        try:
+            answer = self._reader.read(*item)
+        except OSError:
+            answer = None, None
+        return *answer, time.process_time() - begin_s
