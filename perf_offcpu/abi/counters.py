@@ -7,8 +7,8 @@ are a sample of period 0 of a separate bpf-output event, the last record of the 
 
 More payloads, distinguished by their magic, share the event. Budgets state how threads spent their time. A sample
 holds the budgets of some threads, of ended threads as the collector drains them from the kernel, else at the end of
-the recording. Others hold Python functions of a thread that is still blocked at the end, the tasks of an
-event loop, or `wait_objects`.
+the recording. Others hold Python functions of a thread that is still blocked at the end, the tasks of its event loop,
+or `wait_objects`.
 """
 
 from perf_offcpu.abi import wait_objects
@@ -19,6 +19,10 @@ EVENT_NAME = "offcpu-counters"
 """Name of the evsel of these samples. Its only id is chosen by the recorder: the kernel has no such event."""
 
 EVENT_ID = int.from_bytes(b"offcpu-c", "big")  # its id. The kernel counts from 1 and will not reach it
+TASK_EVENT = "offcpu-task"
+"""Name of the evsel of samples of tasks (TASKS): their time is not that of threads."""
+
+TASK_EVENT_ID = int.from_bytes(b"offcpu-t", "big")
 MAGIC = int.from_bytes(b"OFCC", "little")
 BUDGET_MAGIC = int.from_bytes(b"OFCB", "little")
 CODES_MAGIC = int.from_bytes(b"OFCY", "little")

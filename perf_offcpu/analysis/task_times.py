@@ -6,19 +6,23 @@ task's outermost function."""
 
 from collections import Counter, defaultdict
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from perf_offcpu import losses
-from perf_offcpu.abi.attr import Attr
+from perf_offcpu.abi.attr import Attr, SampleType
+from perf_offcpu.abi.counters import TASK_EVENT
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.analysis.event_loops import RUNNING, groups_of, place_of
 from perf_offcpu.binary.gather import offsets_of
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.columns import tables_of
 from perf_offcpu.model.coverage import Sampling
+from perf_offcpu.model.join import renumbered, shifted
 from perf_offcpu.model.profile import Frames, Objects, Profile, ProfileSamples, Stacks
-from perf_offcpu.model.recording import TASK_EVENT, Budget, EventLoop, Evsel, LoopTask
+from perf_offcpu.model.recording import Budget, EventLoop, Evsel, LoopTask
 from perf_offcpu.model.stacks import build_stack_tree
 from perf_offcpu.objects.perf_map import read_jit_name
 
@@ -40,6 +44,8 @@ def tasks_profile(profile: Profile) -> Profile:
     parent, frame, stack = build_stack_tree(Ragged(offsets_of(lengths), np.concatenate(chains)))
     rows = [(loop.read_ns, min(loop.weight_ns, _MOST_NS), loop.pid, loop.tid, number) for loop, *_, number in waits]
     columns = dict(zip(("time_ns", "period", "pid", "tid", "count"), np.array(rows, np.int64).T, strict=True))
+    cgroup_of = dict(zip(profile.samples.pid.tolist(), profile.samples.cgroup.tolist(), strict=True))
+    columns["cgroup"] = np.array([cgroup_of.get(loop.pid, 0) for loop, *_ in waits], np.uint64)
     columns |= {"period": columns["period"] * columns["count"], "object": np.array([objects[row[2]] for row in waits])}
     intern = strings.intern_all
     comms, texts = intern(function for _, function, *_ in waits), intern(objects)
@@ -52,13 +58,30 @@ def tasks_profile(profile: Profile) -> Profile:
         stacks=Stacks(parent, frame),
         frames=Frames.filled(len(places), symbol=symbols, file=files, line=lines, cpumode=CpuMode.USER),
         strings=strings,
-        evsels=[Evsel(TASK_EVENT, Attr(), "ns")],
+        evsels=[Evsel(TASK_EVENT, Attr(sample_type=SampleType.CALLCHAIN), "ns")],
         objects=Objects.filled(len(objects), name=texts, stable=texts),
         budget=Budget(),
         loops=(),
         meta=replace(profile.meta, sampling=Sampling()),
         losses=dict(Counter(profile.losses) + Counter({losses.EVENT_LOOP_UNREAD: unseen})),
     )
+
+
+def with_tasks(profile: Profile) -> Profile:
+    """Return the profile with the samples of tasks next to those of threads, as an event of their own."""
+    if not any(loop.weight_ns and loop.tasks for loop in profile.loops):
+        return profile
+    evsels = profile.evsels.copy()
+    row = next((row for row, event in enumerate(evsels) if event.name == TASK_EVENT), len(evsels))
+    first = {name: len(getattr(profile, name)) for name in ("stacks", "frames", "objects")} | {"evsels": row}
+    tasks = renumbered(tasks_profile(profile), {name: shifted(number) for name, number in first.items()})
+    tables = {name: tables_of(tasks)[name] for name in ("samples", "stacks", "frames", "objects")}
+    joined: dict[str, Any] = {
+        name: type(table).concat([getattr(profile, name), table]) for name, table in tables.items()
+    }
+    joined["samples"].reorder(np.argsort(joined["samples"].time_ns, kind="stable"))
+    evsels[row : row + 1] = tasks.evsels
+    return replace(profile, **joined, strings=tasks.strings, evsels=evsels, losses=tasks.losses)
 
 
 def _waits_in(loop: EventLoop) -> Counter[tuple[str, str, tuple[_Place, ...]]]:

@@ -28,7 +28,7 @@ from perf_offcpu import losses
 from perf_offcpu.abi.attr import AttrFlag
 from perf_offcpu.abi.offcpu import EVENT_NAME
 from perf_offcpu.collect.bpf.program import OffCpuProgram
-from perf_offcpu.collect.counters import Counter, Span, counters_event
+from perf_offcpu.collect.counters import Counter, Span, counters_event, task_event
 from perf_offcpu.collect.events import evsels, perf_event
 from perf_offcpu.collect.events.evsels import Support
 from perf_offcpu.collect.existing.inventory import KnownTasks
@@ -72,7 +72,7 @@ class Collector:
         task_readings: readings of the tasks of event loops, and of goroutines if they are asked for.
         unread: counts of stacks and other data that could not be read from other processes.
         known_tasks, known_kernel: records of tasks and kernel made for one file, to be used again in the next.
-        counters_event: the event of samples that the recorder itself makes and writes; it has no ring.
+        counters_event, task_event: the events of samples that the recorder itself makes and writes; they have no ring.
     """
 
     def __init__(self, options: RecordOptions, say: Say) -> None:
@@ -110,7 +110,7 @@ class Collector:
             self._copies = CopyEvents(self.rings.owner, self.program.maps.set_output)
             stack.callback(self._copies.close)
             stack.callback(self.program.close)  # before the events that it writes to
-            self.counters_event = counters_event(support)
+            self.counters_event, self.task_event = counters_event(support), task_event(support)
             self._failures = self.program.maps.output_failures()
             for cpu, fd in self.rings.owner.fds.items():
                 self.program.maps.set_output(cpu, fd)
@@ -153,11 +153,12 @@ class Collector:
 
     @property
     def events(self) -> list[EventSpec]:
-        """All events as the file describes them, in its order: on-CPU events, offcpu-time, tracker, counters."""
+        """All events as the file describes them, in its order: on-CPU events, offcpu-time, tracker, counters, tasks."""
         waits = self.rings.owner.spec
         waits = replace(waits, ids=(*waits.ids, *(number for event in self._copies for number in event.ids)))
         sampling = [event.spec for event in self._sampling]
-        return [*sampling, waits, self._side_rings.owner.spec, self.counters_event]
+        tasks = [self.task_event] if self.options.task_rate_hz or self.options.goroutines else []
+        return [*sampling, waits, self._side_rings.owner.spec, self.counters_event, *tasks]
 
     @property
     def ring_fds(self) -> list[int]:

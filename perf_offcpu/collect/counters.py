@@ -4,21 +4,25 @@ records that found a ring full for each event and CPU; they become LOST_SAMPLES 
 counters of the BPF program, with begin and end of the recording, become the sample of `abi.counters`."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
 
 from perf_offcpu.abi.attr import PerfType, SampleType, SoftwareConfig
-from perf_offcpu.abi.counters import COUNTERS, EVENT_ID, EVENT_NAME, MAGIC, VERSION
+from perf_offcpu.abi.counters import COUNTERS, EVENT_ID, EVENT_NAME, MAGIC, TASK_EVENT, TASK_EVENT_ID, TASKS, VERSION
 from perf_offcpu.abi.records import CpuMode, RecordType
-from perf_offcpu.abi.sample import TRAILER
+from perf_offcpu.abi.sample import TRAILER, CallchainContext
 from perf_offcpu.collect.events.evsels import SAMPLE_TYPE, Support, basic_attr
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.losses import LossCause
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.write.columns import Column, pack_samples
 from perf_offcpu.perfdata.write.writer import pack_record
+
+Reading = tuple[bytes, Sequence[int]]
+"""(Payload of abi.counters.TASKS with the tasks of a process; addresses of their code, leaf first, where they have one
+stack)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,13 @@ def counters_event(support: Support) -> EventSpec:
     return EventSpec(attr, EVENT_NAME, (EVENT_ID,))
 
 
+def task_event(support: Support) -> EventSpec:
+    """Return the event `offcpu-task`, of samples of tasks that the recorder makes."""
+    sample_type = SAMPLE_TYPE | SampleType.CALLCHAIN | SampleType.RAW
+    attr = basic_attr(PerfType.SOFTWARE, SoftwareConfig.BPF_OUTPUT, support, sample_type=sample_type)
+    return EventSpec(attr, TASK_EVENT, (TASK_EVENT_ID,))
+
+
 def counters_sample(event: EventSpec, span: Span, counters: Mapping[LossCause, Counter]) -> bytes:
     """Return the sample record that holds all counters and the span; its time is the end of the span."""
     rows = [
@@ -63,10 +74,20 @@ def counters_sample(event: EventSpec, span: Span, counters: Mapping[LossCause, C
     return account_sample(event, COUNTERS.pack(values, NATIVE), span.end_ns)
 
 
-def account_sample(event: EventSpec, payload: bytes, time_ns: int) -> bytes:
-    """Return one sample record of `event` with this raw payload, and pid and tid of the recorder."""
+def task_sample(event: EventSpec, reading: Reading) -> bytes:
+    """Return the sample record of `event`, offcpu-task, of a reading of tasks."""
+    payload, addresses = reading
+    values, chain = TASKS.unpack(payload, NATIVE), np.array([CallchainContext.USER, *addresses], np.uint64)
+    own: dict[str, Column] = {"pid": values["pid"], "tid": values["tid"], "ip": chain[1:2].sum()}
+    own |= {"callchain": (np.array([0, len(chain)]), chain), "period": min(values["weight_ns"] * values["nr"], 2**62)}
+    return account_sample(event, payload, values["read_ns"], **own)
+
+
+def account_sample(event: EventSpec, payload: bytes, time_ns: int, **own: Column) -> bytes:
+    """Return one sample record of `event` with this raw payload. `own`: other columns than pid and tid of the recorder
+    and zeros."""
     raw = payload + bytes(4)  # as the kernel pads: size field and data end on 8 bytes
     columns: dict[str, Column] = dict.fromkeys(("ip", "cpu", "cpu_res", "period"), 0)
-    columns |= {"identifier": event.ids[0], "pid": os.getpid(), "tid": os.getpid(), "time": time_ns}
+    columns |= {"identifier": event.ids[0], "pid": os.getpid(), "tid": os.getpid(), "time": time_ns, **own}
     columns["raw"] = np.array([0, len(raw)]), np.frombuffer(raw, np.uint8)
     return pack_samples(event.shape, int(CpuMode.USER), columns, 1, NATIVE)

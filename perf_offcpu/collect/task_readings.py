@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from typing import Any
 
+from perf_offcpu.collect.counters import Reading
 from perf_offcpu.collect.system.background import Future, in_background
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.system.helper import Avoided, Helper, ask_each
@@ -37,8 +38,8 @@ class TaskReader(ABC):
         """Keep a reading, which stands for the time between two times, ns; None: of an unknown kind."""
 
     @abstractmethod
-    def take(self) -> list[bytes]:
-        """Return payloads (abi.counters.TASKS) of what was kept since the last call; another thread adds more."""
+    def take(self) -> list[Reading]:
+        """Return what was kept since the last call; another thread adds more."""
 
 
 class TaskReadings:

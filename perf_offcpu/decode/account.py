@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decode the `offcpu-counters` samples: the collector's losses and limits, budgets, wait objects and Python frames."""
+"""Decode the `offcpu-counters` and `offcpu-task` samples: the collector's losses and limits, budgets, wait objects,
+Python frames, tasks."""
 
 import json
 import re
@@ -24,6 +25,7 @@ from perf_offcpu.abi.counters import (
     MAGIC,
     PYTHON,
     PYTHON_MAGIC,
+    TASK_EVENT,
     TASKS,
     TASKS_MAGIC,
     budget_layout,
@@ -81,9 +83,9 @@ _Reading = tuple[int, int, int, int, int]  # fields of EventLoop before its task
 
 
 def is_counters(spec: EventSpec) -> bool:
-    """Return whether an evsel holds the collector's own counters, and no event of the machine."""
+    """Return whether an evsel holds what the collector itself says, and no event of the machine."""
     kind = spec.attr.type, spec.attr.config
-    return spec.name == EVENT_NAME and kind == (PerfType.SOFTWARE, SoftwareConfig.BPF_OUTPUT)
+    return spec.name in (EVENT_NAME, TASK_EVENT) and kind == (PerfType.SOFTWARE, SoftwareConfig.BPF_OUTPUT)
 
 
 @mutable

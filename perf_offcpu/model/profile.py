@@ -9,20 +9,11 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
+from perf_offcpu.abi.counters import TASK_EVENT
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.losses import LossCause
 from perf_offcpu.model.columns import I32, I64, U8, U16, U32, U64, Bool, Strings, Table, column, tables_of
-from perf_offcpu.model.recording import (
-    TASK_EVENT,
-    Budget,
-    Comms,
-    EventLoop,
-    Evsel,
-    Meta,
-    SampleColumns,
-    SampleFlag,
-    Tasks,
-)
+from perf_offcpu.model.recording import Budget, Comms, EventLoop, Evsel, Meta, SampleColumns, SampleFlag, Tasks
 from perf_offcpu.structs import mutable
 
 

@@ -8,7 +8,7 @@ import enum
 from collections.abc import Iterable
 from dataclasses import field, replace
 from functools import partial
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -243,9 +243,6 @@ class KernelSymbols(Table):
     start: U64 = column("u8", "first address")
     end: U64 = column("u8", "address after the last")
     name: U32 = _text("string")
-
-
-TASK_EVENT: Final = "offcpu-task"  # of samples that stand for the time of tasks, not of threads
 
 
 @frozen

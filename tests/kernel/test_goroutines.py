@@ -92,7 +92,13 @@ def test_goroutines_are_those_of_the_program(built: Path, tmp_path: Path, form: 
     lines = program.run("convert", "--folded", "--by", "task", "-o", "-", cwd=tmp_path).stdout.splitlines()
     (line,) = [line for line in lines if "main.worker" in line]
     assert re.fullmatch(rf"([\w.]+);\1;(main.worker;)?runtime\.\S*;\[chan receive\] {9 * read_ns}", line)
-    assert sum(int(line.rpartition(" ")[2]) for line in lines) == sum(loop.weight_ns for loop, _ in tasks_of(recording))
+    total_ns = sum(loop.weight_ns for loop, _ in tasks_of(recording))
+    assert sum(int(line.rpartition(" ")[2]) for line in lines) == total_ns
+    command = ["perf", "script", "-i", "perf.data", "-F", "event,period,ip,sym"]
+    theirs = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert sum(map(int, re.findall(r"(\d+) +offcpu-task:", theirs))) == total_ns
+    theirs = re.sub(r"\n\s+\w+ (\S+)(?=\n)", r"\1;", theirs)
+    assert form != "plain" or "offcpu-task: runtime.gopark;time.Sleep;main.sleeper;runtime.goexit" in theirs
 
 
 def test_shares_are_those_of_the_block_profile(built: Path, tmp_path: Path) -> None:
@@ -105,6 +111,10 @@ def test_shares_are_those_of_the_block_profile(built: Path, tmp_path: Path) -> N
     for time, function in re.findall(r"(?m)^(\d+) \d+ @.*\n(?:#\t.*\n)*?#\t.*(main\.(?:waits|locks))\+", profile):
         cycles[function] += int(time)
     share, truth = (sums["main.locks"] / sums.total() for sums in (ns, cycles))
+    program.run("convert", "--parquet", "set", cwd=tmp_path)
+    query = "fleet", "report", "set", "--event", "offcpu-task", "--sort", "comm", "--json"
+    (table,) = json.loads(program.run(*query, cwd=tmp_path).stdout)["tables"]
+    assert table["weight"] == sum(loop.weight_ns for loop, _ in tasks_of(recording)) and table["groups"] > 5
     readings = 10 / 0.1
     assert 0.5 < truth < 0.8 and abs(share - truth) < 3 * (truth * (1 - truth) / readings) ** 0.5
 

@@ -32,6 +32,7 @@ several classes, the most frequent class is used. Waits for a CPU, and of stoppe
 
 import numpy as np
 
+from perf_offcpu.abi.counters import TASK_EVENT
 from perf_offcpu.abi.offcpu import SYSCALL_NONE, SYSCALL_UNKNOWN
 from perf_offcpu.abi.syscalls import syscall_names
 from perf_offcpu.abi.task_state import state_letter
@@ -243,12 +244,15 @@ def of_idle_threads(profile: Profile, for_work: Bool) -> Bool:
     samples = profile.samples
     first, group_of = group(samples.tid, samples.pid)
     counts_time = np.array([*(event.unit == "ns" for event in profile.evsels), False])[samples.evsel]
+    of_tasks = np.array([*(event.name == TASK_EVENT for event in profile.evsels), False])[samples.evsel]
+    counts_time &= ~of_tasks
     period = samples.period if counts_time.all() else np.where(counts_time, samples.period, 0)
     all_time = sum_by(group_of, period, len(first))
     work_time = sum_by(np.where(for_work, group_of, -1), period, len(first))
     # Without products of whole sums: they could leave 63 bits.
-    idle: Bool = (work_time > 0) & (all_time - work_time <= all_time // 100 * (100 - _IDLE_PERCENT))
-    return idle[group_of]
+    idle = (work_time > 0) & (all_time - work_time <= all_time // 100 * (100 - _IDLE_PERCENT))
+    of_threads: Bool = idle[group_of] & ~of_tasks
+    return of_threads
 
 
 _ENDERS = ObjectFact.BY_PEERS | ObjectFact.BY_OTHERS | ObjectFact.BY_STRANGERS

@@ -7,7 +7,6 @@ those of all threads."""
 import contextlib
 import functools
 import threading
-from collections import Counter
 from typing import Any, Final
 
 import numpy as np
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from perf_offcpu import losses
 from perf_offcpu.abi.counters import GOROUTINES
+from perf_offcpu.collect.counters import Reading
 from perf_offcpu.collect.go.program import LAYOUTS, U64, Functions, Memory, find_program
 from perf_offcpu.collect.python.event_loops import task_payloads
 from perf_offcpu.collect.python.memory import UnreadableError
@@ -27,8 +27,8 @@ _MOST_STACKS, _MOST_ALL, _MOST_UNREAD, _MOST_REASON = 2048, 1 << 15, 256, 64  # 
 _SIZE, _LO, _HI, _SP, _PC, _ID, _REASON = 256, 0, 1, 7, 8, 8, 32  # words of runtime.g; the last two after the status
 _RUNNABLE, _WAITING, _PREEMPTED, _STATUS = 1, 4, 9, 0xFFF
 _OTHERS: Final = {_RUNNABLE: "runnable", _PREEMPTED: "preempted"}
-Stacks = Counter[tuple[str, tuple[str, ...]]]
-"""(What a goroutine waits for, its functions, leaf first) → number of goroutines."""
+Stacks = dict[tuple[str, tuple[str, ...]], tuple[int, tuple[int, ...]]]
+"""(What a goroutine waits for, its functions, leaf first) → (number of goroutines, addresses in the functions)."""
 
 
 class Reader:
@@ -42,7 +42,7 @@ class Reader:
         still = self._status, self._status + _REASON, sequence
         self._still = np.append(np.add.outer(words, np.arange(8)), still)
 
-    def read(self) -> tuple[int, int, dict[Any, int]]:
+    def read(self) -> tuple[int, int, Stacks]:
         """Return (goroutines that moved, goroutines that could not be read, others). Raises UnreadableError: none."""
         begin, number, _ = self._memory.words(self.program["allgs"], 3).tolist()
         places = self._memory.words(begin, min(number, _MOST_GOROUTINES))
@@ -50,7 +50,7 @@ class Reader:
         while first < len(places) and unread < _MOST_UNREAD:
             more = self._read_some(places[first : first + _AT_ONCE], stacks)
             moved, unread, first = moved + more[0], unread + more[1], first + _AT_ONCE
-        return moved, unread + min(max(number - first, 0), 1 << 31), dict(stacks)
+        return moved, unread + min(max(number - first, 0), 1 << 31), stacks
 
     def _read_some(self, places: U64, stacks: Stacks) -> tuple[int, int]:
         before, is_read = self._gather(places)
@@ -67,10 +67,11 @@ class Reader:
         keys = np.column_stack([status[rows], before[rows, self._status + _REASON], chains])[stands & has_stack]
         kinds, counts = np.unique(keys.astype(np.uint64), axis=0, return_counts=True)
         for (state, reason, *chain), count in zip(kinds.tolist(), counts.tolist(), strict=True):
-            names = [name for address in chain if address for name in self._functions.of(address)]
+            addresses = tuple(address for address in chain if address)
+            names = [name for address in addresses for name in self._functions.of(address)]
             names = names[:-1] if names[1:] and names[-1] == "runtime.goexit" else [*names, "[truncated]"]
             names = [name for name in names if ".gowrap" not in name]  # made by `go function(argument)`
-            stacks[_OTHERS.get(state) or self._reason(reason), tuple(names)] += count
+            _add(stacks, (_OTHERS.get(state) or self._reason(reason), tuple(names)), count, addresses)
         return int((has_stack & ~stands).sum()), int((~is_read | waits & ~is_sound).sum() + (~has_stack).sum())
 
     def _gather(self, places: U64) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
@@ -80,6 +81,11 @@ class Reader:
     def _read_reason(self, number: int) -> str:
         begin, size = self._memory.words(self.program["reasons"] + 16 * number, 2).tolist()
         return self._memory.read(begin, min(size, _MOST_REASON)).decode("utf-8", "replace") or "waiting"
+
+
+def _add(stacks: Stacks, stack: tuple[str, tuple[str, ...]], count: int, addresses: tuple[int, ...]) -> None:
+    before, addresses = stacks.get(stack, (0, addresses))
+    stacks[stack] = before + count, addresses
 
 
 def walk(stacks: U64, base: U64, sizes: U64, frame: U64, leaf: U64) -> U64:
@@ -123,7 +129,7 @@ class GoroutineReader(TaskReader):
             return program, reading
         return None, None
 
-    def add(self, pid: int, times: tuple[int, int], reading: tuple[int, int, dict[Any, int]] | None) -> None:
+    def add(self, pid: int, times: tuple[int, int], reading: tuple[int, int, Stacks] | None) -> None:
         """Add a reading to the sums."""
         if reading is None:
             self._lost.add(losses.GO_UNKNOWN, 1)
@@ -133,22 +139,23 @@ class GoroutineReader(TaskReader):
             limits, sums = self._sums.setdefault(pid, ([times[0], 0], Stacks()))
             limits[1] = times[1]
             room = min(_MOST_STACKS, _MOST_ALL - sum(len(counts) for _, counts in self._sums.values()) + len(sums))
-            for stack, count in stacks.items():
+            for stack, (count, addresses) in stacks.items():
                 if stack in sums or len(sums) < room:
-                    sums[stack] += count * (times[1] - times[0])
+                    _add(sums, stack, count * (times[1] - times[0]), addresses)
                 else:
                     unread += count
         self._lost.add(losses.GOROUTINES_MOVED, moved)
         self._lost.add(losses.GOROUTINES_UNREAD, unread)
 
-    def take(self) -> list[bytes]:
-        """Return payloads (abi.counters.TASKS) of what was read since the last call: a task for each stack."""
+    def take(self) -> list[Reading]:
+        """Return what was read since the last call: a task for each stack."""
         with self._lock:
             taken, self._sums = self._sums, {}
-        payloads = list[bytes]()
+        readings = list[Reading]()
         for pid, ((begin_ns, end_ns), sums) in taken.items():
-            for number, ((waits_for, names), ns) in enumerate(sums.items(), 1):
+            for number, ((waits_for, names), (ns, addresses)) in enumerate(sums.items(), 1):
                 frames = [(name, "", 0) for name in names]
                 task = number, GOROUTINES, waits_for, 0, list[int](), list[int](), frames
-                payloads += task_payloads((pid, pid), (begin_ns, end_ns, ns), [task])
-        return payloads
+                payloads = task_payloads((pid, pid), (begin_ns, end_ns, ns), [task])
+                readings += [(payload, addresses) for payload in payloads]
+        return readings

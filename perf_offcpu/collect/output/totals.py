@@ -15,7 +15,7 @@ from perf_offcpu.abi.offcpu import WaitFlag
 from perf_offcpu.collect.bpf.last_tasks import LastTasks
 from perf_offcpu.collect.bpf.maps import Drained
 from perf_offcpu.collect.collector import Collector
-from perf_offcpu.collect.counters import account_sample
+from perf_offcpu.collect.counters import Reading, account_sample, task_sample
 from perf_offcpu.collect.kernel_totals.budgets import BATCH as BUDGETS_AT_ONCE
 from perf_offcpu.collect.kernel_totals.budgets import BudgetShares, budget_samples
 from perf_offcpu.collect.kernel_totals.waits import BATCH as SUMS_AT_ONCE
@@ -39,7 +39,7 @@ class KernelTotals:
         self._waits = collector.rings.owner.spec
         self._shares = BudgetShares(self._program.maps.header.enums["mode"])
         self._pending: Future[Drained] | None = None
-        self._readings: list[bytes] = []  # of tasks of event loops, and of goroutines
+        self._readings: list[Reading] = []  # of tasks of event loops, and of goroutines
         self._unwritten: Iterator[Piece] = iter(())
         self._drawn = DrawnStacks(self._program.draws_stacks)
         self._pace_s = LONGEST_PACE_S
@@ -126,9 +126,9 @@ class KernelTotals:
         end_ns = last.end_ns if last else now_ns()
         for number, blocked in still_blocked_samples(self._waits, last) if last else ():
             yield Piece(losses.STILL_BLOCKED_UNWRITTEN, np.zeros(number, np.uint64), blocked)
-        payloads, self._readings = [*(last.python if last else ()), *self._readings], []
-        for payload in payloads:
-            record = account_sample(self._collector.counters_event, payload, end_ns)
+        payloads, (readings, self._readings) = last.python if last else (), (self._readings, [])
+        own = [account_sample(self._collector.counters_event, payload, end_ns) for payload in payloads]
+        for record in own + [task_sample(self._collector.task_event, reading) for reading in readings]:
             yield Piece(losses.PYTHON_UNWRITTEN, np.zeros(1, np.uint64), record)
         if last is not None:
             yield from self._budget_pieces(last.budgets, end_ns)

@@ -25,6 +25,7 @@ from perf_offcpu import losses
 from perf_offcpu.abi.counters import TASKS, TASKS_MAGIC, VERSION
 from perf_offcpu.binary.line_table import LineTable
 from perf_offcpu.collect.bpf.last_tasks import LastTasks
+from perf_offcpu.collect.counters import Reading
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.existing.maps import parse_maps, read_maps
 from perf_offcpu.collect.kernel_totals.user_stacks import Unread, of_each
@@ -146,7 +147,7 @@ class LoopReader(TaskReader):
 
     def __init__(self) -> None:
         self._pages: defaultdict[int, set[int]] = defaultdict(set)  # in the helper: pages that threads need
-        self._payloads: list[bytes] = []
+        self._readings: list[Reading] = []
 
     def read(self, pid: int, program: tuple[int, int] | None) -> tuple[tuple[int, int] | None, list[_Tasks]]:
         """Return (the tables, (tid, tasks) of each loop) of a process; None if it has no loop."""
@@ -161,15 +162,15 @@ class LoopReader(TaskReader):
     def add(self, pid: int, times: tuple[int, int], reading: list[_Tasks]) -> None:
         """Keep the tasks of the loops of a process."""
         for tid, tasks in reading:
-            has_room = sum(map(len, self._payloads)) < _MOST_KEPT
-            times_of = 0, times[1], times[1] - times[0]
-            self._payloads.extend(task_payloads((pid, tid), times_of, tasks if has_room else []))
+            has_room = sum(len(payload) for payload, _ in self._readings) < _MOST_KEPT
+            payloads = task_payloads((pid, tid), (0, times[1], times[1] - times[0]), tasks if has_room else [])
+            self._readings.extend((payload, ()) for payload in payloads)
 
-    def take(self) -> list[bytes]:
+    def take(self) -> list[Reading]:
         """Return what was kept since the last call."""
-        payloads = self._payloads[:]  # another thread appends more
-        del self._payloads[: len(payloads)]
-        return payloads
+        readings = self._readings[:]  # another thread appends more
+        del self._readings[: len(readings)]
+        return readings
 
 
 class _Loop(Memory):

@@ -155,7 +155,7 @@ def test_a_reading_stands_for_the_time_since_the_one_before(monkeypatch: pytest.
         reader = TaskReadings(LoopReader(), 5, lambda: {pid, os.getpid()}, Losses())
         reader.start()
         while len(readings) < 5:
-            for payload in reader.take():
+            for payload, _ in reader.take():
                 ids, tasks = read_loop_tasks(payload, NATIVE, {})
                 readings.append(ids)
                 tasks_of[ids[3]] = len(tasks)

@@ -10,12 +10,14 @@ import random
 import struct
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from builders.profile import ProfileBuilder
 
 from perf_offcpu.abi.counters import GOROUTINES
 from perf_offcpu.analysis.goroutines import goroutine_rows, goroutine_sentences
-from perf_offcpu.analysis.task_times import tasks_profile
+from perf_offcpu.analysis.select import select_events
+from perf_offcpu.analysis.task_times import tasks_profile, with_tasks
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.go import goroutines
 from perf_offcpu.collect.go.goroutines import GoroutineReader, Reader
@@ -63,7 +65,8 @@ class Image:
 
     def read(self) -> tuple[int, int, dict[tuple[str, tuple[str, ...]], int]]:
         """Return what the reader finds."""
-        return Reader(os.getpid(), self.program).read()
+        moved, unread, stacks = Reader(os.getpid(), self.program).read()
+        return moved, unread, {stack: number for stack, (number, _) in stacks.items()}
 
 
 @needs_x86
@@ -110,10 +113,13 @@ def test_sums_payloads_and_what_has_no_room(monkeypatch: pytest.MonkeyPatch) -> 
     lost, loops = Losses(), CollectorAccount()
     reader = GoroutineReader(lost)
     reader.add(8, (1, 2), None)
-    stacks = {("sleep", ("a", "m")): 1, ("select", ("b" * 9999, "m")): 1, ("select", ("c",)): 5}
+    places = (8, 16)
+    stacks = {("sleep", ("a", "m")): (1, places), ("select", ("b" * 9999, "m")): (1, ()), ("select", ("c",)): (5, ())}
     for begin in (10, 20, 30):
         reader.add(7, (begin, begin + 10), (0, 1, stacks))
-    loops.take(reader.take(), NATIVE, lost)
+    payloads, addresses = zip(*reader.take(), strict=True)
+    assert addresses == (places, ())
+    loops.take(payloads, NATIVE, lost)
     (loop,) = loops.event_loops()  # what weighs the same is one reading
     assert loop[:5] == (7, 7, 10, 40, 30) and reader.take() == []
     assert [(task.name, task.awaits) for task in loop.tasks] == [("goroutines", "sleep"), ("goroutines", "select")]
@@ -156,3 +162,12 @@ def test_goroutines_are_shown_next_to_threads_and_never_added() -> None:
     totals = folded_totals(tasks_profile(profile), Options())
     assert totals["runtime.runfinq;runtime.runfinq;runtime.gopark;[finalizer wait]"] == 9000
     assert sum(totals.values()) == sum(ns for _, ns, *_ in PARKED)
+
+    both = with_tasks(profile)
+    both.check()
+    ns_of_events = np.bincount(both.samples.evsel, both.samples.period).tolist()
+    assert dict(zip([event.name for event in both.evsels], ns_of_events, strict=True)) == {
+        "offcpu-time": 50, "cpu-clock": 0, "offcpu-task": sum(totals.values()),
+    }  # fmt: skip
+    tasks = folded_totals(select_events(both, ["offcpu-task"]), Options())
+    assert tasks == totals
