@@ -88,7 +88,8 @@ def _profile(args: argparse.Namespace) -> Profile:
 
     events = split_list(args.event)
     # Waits derived from context switches are no samples of the recording: only --event shows them.
-    profile = profile_from_args(args, keep_ips=True, merge=not args.no_merge_callchains, switches=bool(events))
+    loading = {"tasks": True, "merge": not args.no_merge_callchains, "switches": bool(events)}
+    profile = profile_from_args(args, keep_ips=True, **loading)
     return select_events(profile, events) if events or selection_from_args(args).is_of_waits else profile
 
 

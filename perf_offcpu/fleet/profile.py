@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.abi.attr import Attr
+from perf_offcpu.abi.counters import TASK_EVENT
 from perf_offcpu.abi.offcpu import EVENT_NAME, SYSCALL_NONE, SYSCALL_UNKNOWN
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.syscalls import syscall_names
@@ -29,7 +30,7 @@ KEYS = ("event", "comm", "stack", "state", "class", "syscall", "marks")
 _LOST_FRAMES = SampleFlag.TRUNCATED | SampleFlag.NO_USER_STACK | SampleFlag.NO_KERNEL_STACK | SampleFlag.UNMERGED
 MARKS = SampleFlag.OFFCPU | SampleFlag.PREEMPTED | SampleFlag.THROTTLED | _LOST_FRAMES
 """Flags that change how a stack is shown."""
-_CLOCKS = frozenset({EVENT_NAME, "cpu-clock", "task-clock"})
+_CLOCKS = frozenset({EVENT_NAME, TASK_EVENT, "cpu-clock", "task-clock"})
 _STATES = {
     state_letter(state): int(state)
     for state in (TaskState.UNINTERRUPTIBLE | TaskState.NOLOAD, *reversed(TaskState), TaskState(0))

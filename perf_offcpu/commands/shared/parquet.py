@@ -105,7 +105,7 @@ def _write(args: argparse.Namespace, path: str) -> str:
     from perf_offcpu.dataset.rows import host_of
     from perf_offcpu.dataset.segment import write_segment
 
-    profile = folded(args, whole_profile_from_args(with_input(args, path)))
+    profile = folded(args, whole_profile_from_args(with_input(args, path), tasks=True))
     host = host_of(profile, _labels(args))
     segment = write_segment(open_dataset(args.parquet), profile, host)
     text = f"{segment.rows:,} samples of {host.host_id}, {segment.bytes:,} bytes in {segment.files} files"

@@ -97,7 +97,7 @@ def add_profile_arguments(
 
 def profile_from_args(args: argparse.Namespace, *, keep_ips: bool = False, **loading: bool) -> Profile:
     """Read, symbolize and select; the Profile holds all events (see `select_events`). `keep_ips`: as of
-    SymbolizeOptions. `loading` are options of `symbolize.load.load_profile`."""
+    SymbolizeOptions. `loading`: options of `whole_profile_from_args` and `symbolize.load.load_profile`."""
     from perf_offcpu.analysis.absent import absent_values
     from perf_offcpu.analysis.select import select_samples
 
@@ -110,8 +110,10 @@ def profile_from_args(args: argparse.Namespace, *, keep_ips: bool = False, **loa
     return selected
 
 
-def whole_profile_from_args(args: argparse.Namespace, *, keep_ips: bool = False, **loading: bool) -> Profile:
-    """Read and symbolize without selecting; arguments as in `profile_from_args`."""
+def whole_profile_from_args(
+    args: argparse.Namespace, *, keep_ips: bool = False, tasks: bool = False, **loading: bool
+) -> Profile:
+    """Read and symbolize without selecting; arguments as in `profile_from_args`. `tasks`: add the samples of tasks."""
     from perf_offcpu.analysis.classes.rules_file import read_rules, usual_rules
     from perf_offcpu.symbolize.load import load_profile
 
@@ -124,10 +126,10 @@ def whole_profile_from_args(args: argparse.Namespace, *, keep_ips: bool = False,
     profile = load_profile(
         paths, options, lambda path, recording: note_cut(args, path, recording.losses), **loading, **joining
     )
-    if args.by == "task":
-        from perf_offcpu.analysis.task_times import tasks_profile
+    if args.by == "task" or tasks:
+        from perf_offcpu.analysis.task_times import tasks_profile, with_tasks
 
-        profile = tasks_profile(profile)
+        profile = tasks_profile(profile) if args.by == "task" else with_tasks(profile)
     return dataclasses.replace(profile, rules=rules)
 
 
