@@ -14,7 +14,8 @@ from perf_offcpu import losses
 from perf_offcpu.abi.attr import Attr, SampleType
 from perf_offcpu.abi.counters import TASK_EVENT
 from perf_offcpu.abi.records import CpuMode
-from perf_offcpu.analysis.event_loops import RUNNING, groups_of, place_of
+from perf_offcpu.analysis.event_loops import READY, RUNNING, groups_of, place_of
+from perf_offcpu.analysis.stack_walk import innermost_node
 from perf_offcpu.binary.gather import offsets_of
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.callchains import Ragged
@@ -26,7 +27,7 @@ from perf_offcpu.model.recording import Budget, EventLoop, Evsel, LoopTask
 from perf_offcpu.model.stacks import build_stack_tree
 from perf_offcpu.objects.perf_map import read_jit_name
 
-_MOST_FRAMES, _MOST_NS = 64, 2**50
+_MOST_FRAMES, _MOST_NS, _SELECT = 64, 2**50, "Selector.select (selectors.py)"
 _Place = tuple[str, str, int]
 
 
@@ -82,6 +83,42 @@ def with_tasks(profile: Profile) -> Profile:
     joined["samples"].reorder(np.argsort(joined["samples"].time_ns, kind="stable"))
     evsels[row : row + 1] = tasks.evsels
     return replace(profile, **joined, strings=tasks.strings, evsels=evsels, losses=tasks.losses)
+
+
+def with_loop_tasks(profile: Profile) -> Profile:
+    """Return the profile with a further leaf in the stacks of waits of event loops for events: what most of its tasks
+    waited for, or those that are held up, at the reading that stands for the wait's end. Waits for which no reading
+    stands, and sums, stay as they are."""
+    readings = sorted((loop for loop in profile.loops if loop.weight_ns), key=lambda loop: loop.read_ns)
+    if not readings:
+        return profile
+    names = (profile.strings[row] for row in profile.frames.symbol.tolist())
+    samples, selects = profile.samples, np.array([_SELECT in name for name in names], np.bool_)
+    waits = np.flatnonzero(profile.is_offcpu() & np.isin(samples.tid, [loop.tid for loop in readings]))
+    waits = waits[innermost_node(profile, samples.stack[waits].astype(np.int64), selects) >= 0]
+    strings, texts, label = profile.strings.copy(), {"": -1}, np.full(len(waits), -1)
+    for tid in {loop.tid for loop in readings}:
+        loops, rows = [loop for loop in readings if loop.tid == tid], np.flatnonzero(samples.tid[waits] == tid)
+        ends, spans = np.array([(loop.read_ns, loop.weight_ns) for loop in loops]).T
+        text_of = np.array([texts.setdefault(_loop_text(loop), len(texts) - 1) for loop in loops])
+        reading = np.minimum(np.searchsorted(ends, time_ns := samples.time_ns[waits[rows]]), len(loops) - 1)
+        stands = (ends[reading] - spans[reading] < time_ns) & (time_ns <= ends[reading])
+        label[rows[stands]] = text_of[reading[stands]]
+    waits, label = waits[label >= 0], label[label >= 0]
+    keys, node = np.unique(np.column_stack([samples.stack[waits], label]), axis=0, return_inverse=True)
+    stack, new = samples.stack.copy(), keys.astype(np.int32) + np.array([0, len(profile.frames)], np.int32)
+    stack[waits] = len(profile.stacks) + node.reshape(-1)
+    leaves = Frames.filled(len(texts) - 1, symbol=strings.intern_all([*texts][1:]), cpumode=CpuMode.USER)
+    stacks, frames = Stacks.concat([profile.stacks, Stacks(*new.T)]), Frames.concat([profile.frames, leaves])
+    samples = samples.with_columns(stack=stack)
+    return replace(profile, samples=samples, stacks=stacks, frames=frames, strings=strings)
+
+
+def _loop_text(loop: EventLoop) -> str:
+    for group in groups_of(loop):
+        if not group.waits_for.startswith((READY, RUNNING, "task ", "other tasks", "tasks of")):
+            return f"[tasks: {' in '.join(filter(None, (group.waits_for, group.function)))}]"
+    return ""
 
 
 def _waits_in(loop: EventLoop) -> Counter[tuple[str, str, tuple[_Place, ...]]]:

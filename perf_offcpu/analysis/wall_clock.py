@@ -8,6 +8,8 @@ time, else the first with a frequency.
 
 Unless preemption was recorded as waits, only the budgets of threads tell how long it was. That time is
 divided evenly among the stacks of a thread's on-CPU samples: where it ran, it was preempted.
+
+The waits of event loops end in what their tasks wait for, as far as readings of these tell it (`task_times`).
 """
 
 from collections.abc import Sequence
@@ -18,6 +20,7 @@ import numpy as np
 from perf_offcpu.abi.attr import AttrFlag
 from perf_offcpu.analysis.cpu_waits import CpuWaits
 from perf_offcpu.analysis.select import event_rows
+from perf_offcpu.analysis.task_times import with_loop_tasks
 from perf_offcpu.analysis.timeline import timeline_of
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.columns import distinct
@@ -44,7 +47,7 @@ def wall_clock(profile: Profile, names: Sequence[str] = (), *, whole_lives: bool
             period[samples.evsel == row] = _sample_ns(event)
             evsels[row] = replace(event, unit="ns")
     scaled = replace(profile, samples=samples.with_columns(period=period), evsels=evsels)
-    selected = scaled.select(np.isin(samples.evsel, np.array(chosen, np.int32)))
+    selected = with_loop_tasks(scaled.select(np.isin(samples.evsel, np.array(chosen, np.int32))))
     return _with_preemption(selected) if whole_lives and not names else selected
 
 

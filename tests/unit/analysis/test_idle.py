@@ -12,6 +12,7 @@ from perf_offcpu.analysis.classes.classify import classify, of_idle_threads
 from perf_offcpu.analysis.event_loops import in_unread_loops, loop_rows, sentences_of
 from perf_offcpu.analysis.select import Selection, select_samples
 from perf_offcpu.analysis.task_times import tasks_profile
+from perf_offcpu.analysis.wall_clock import wall_clock
 from perf_offcpu.callpaths.weights import title_of
 from perf_offcpu.convert.folded import folded_totals
 from perf_offcpu.convert.registry import Options
@@ -141,6 +142,24 @@ def test_time_of_tasks_by_function_and_by_what_they_wait_for() -> None:
     assert title_of(profile).startswith("Time of tasks (offcpu-task)"), "and not that of CPU samples"
     with pytest.raises(UsageError, match="no times of tasks"):
         tasks_profile(profile_of(main))
+
+
+def test_wall_clock_of_a_loop_ends_in_what_its_tasks_wait_for() -> None:
+    waits = [task("a", SLEEP), task("b", SLEEP), task("c", LOCK, 3), task("r", SLEEP, awaits="")]
+    blocked = [task("r", SLEEP, awaits=""), task("z", GET, awaits="running")]
+    times = ((100, 50, waits), (200, 70, waits[:2]), (300, 60, waits[:0]), (400, 90, blocked))
+    loops = [EventLoop(7, 8, 0, read_ns, weight_ns, tuple(tasks)) for read_ns, weight_ns, tasks in times]
+    builder, select = ProfileBuilder(meta={"arch": "x86_64"}), ["main", "EpollSelector.select (selectors.py)", *EPOLL]
+    for bit, time_ns in enumerate((50, 51, 100, 130, 131, 200, 250, 400, 401, -1)):
+        builder.sample("app", select, 1 << bit, tid=8, pid=7, time_ns=time_ns)
+    builder.sample("app", ["poll"], 1 << 10, tid=8, pid=7, time_ns=99)
+    profile = wall_clock(replace(builder.build(), loops=tuple(loops)))
+    profile.check()
+    totals = {tuple(stack.split(";")[-2:]): ns for stack, ns in folded_totals(profile, Options()).items()}
+    assert {leaf: ns for (caller, leaf), ns in totals.items() if caller.startswith("ep_poll")} == {
+        "[tasks: asyncio.Lock in do_c]": 0b110, "[tasks: a timer (asyncio.sleep) in do_a]": 0b110000,
+    }  # fmt: skip
+    assert sum(totals.values()) == 2**11 - 1
 
 
 def test_event_loops_of_other_versions_are_noted() -> None:
