@@ -35,8 +35,9 @@ _OPERAND: Final = re.compile(rb"[\x48-\x4f][\x8b\x8d][\x05\x0d\x15\x1d\x25\x2d\x
 _TEXT, _INLINE_TABLE, _INLINE_TREE, _NONE = 22, 2, 3, 2**32 - 1  # _TEXT: word of moduledata
 
 LAYOUTS: Final = {
-    19: (144, 104, 189, 38), 21: (144, 104, 188, 40), 22: (144, 104, 191, 40), 23: (152, 104, 199, 40),
-    24: (152, 104, 199, 40), 25: (144, 96, 191, 40), 26: (144, 96, 191, 40), 27: (144, 96, 191, 43),
+    19: (144, 104, 189, 38), 20: (144, 104, 189, 40), 21: (144, 104, 188, 40), 22: (144, 104, 191, 40),
+    23: (152, 104, 199, 40), 24: (152, 104, 199, 40), 25: (144, 96, 191, 40), 26: (144, 96, 191, 40),
+    27: (144, 96, 191, 43),
 }  # fmt: skip
 """Minor version → on x86-64, offsets in `runtime.g` of atomicstatus, sched.bp and trackingSeq, and the word of
 moduledata with gofunc. Other members of `runtime.g` have fixed offsets, or a fixed distance to atomicstatus."""
