@@ -140,7 +140,7 @@ class _Dump:
 
     def _payload(self, spec: EventSpec, raw: bytes) -> Lines:
         """Yield the raw bytes of off-cpu events, this project's and upstream's, by their layouts."""
-        if spec.name == counters.EVENT_NAME:
+        if spec.name in (counters.EVENT_NAME, counters.TASK_EVENT):
             layout = counters.payload_layout(raw, self.order)
             yield f"  {layout.name}"
             yield from self._structure(layout, raw, 0, len(raw), indent="    ")
