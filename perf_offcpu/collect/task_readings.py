@@ -53,17 +53,16 @@ class TaskReadings:
         self._reader, self._rate_hz, self.take = reader, rate_hz, reader.take
         self._candidates, self._lost = candidates, lost
         self._helper, self._avoided = Helper(self._work, _PATIENCE_S), Avoided()
-        self._programs = dict[int, Any]()  # by pid; None: of an unknown kind, not read
-        self._read_ns = dict[int, int]()  # time of the last reading by pid, longest ago first
+        self._programs = dict[int, tuple[Any, int]]()  # None: of an unknown kind; time of the last reading, first first
         self._looks, self._list_s = dict[int, tuple[float, float]](), 0.0  # time of the next look, and to the one after
-        self._round_ns, self._credit_s = now_ns(), _MOST_CREDIT_S
+        self._start_ns = self._round_ns = now_ns()
+        self._credit_s = _MOST_CREDIT_S
         self._stopped = threading.Event()
         self._running: Future[None] | None = None
 
     def start(self) -> None:
         """Begin, or go on after a pause, whose time does not count."""
-        self._read_ns.clear()
-        self._round_ns = now_ns()
+        self._start_ns = self._round_ns = now_ns()
         self._stopped.clear()
         if self._rate_hz:
             self._running = in_background(self._run)
@@ -90,23 +89,19 @@ class TaskReadings:
         begin_s, now_s, begin_ns, cost_s = time.thread_time(), time.monotonic(), now_ns(), 0.0
         if now_s >= self._list_s:
             self._looks = {pid: self._looks.get(pid, (0.0, _LOOK_S)) for pid in self._candidates()}
-            for of_pid in (self._programs, self._read_ns):
-                for pid in of_pid.keys() - self._looks.keys():
-                    del of_pid[pid]
+            self._programs = {pid: known for pid, known in self._programs.items() if pid in self._looks}
             self._list_s = now_s + max(_LOOK_S, (time.thread_time() - begin_s) * _MOST_LOOKS)
         new = [pid for pid, (due_s, _) in self._looks.items() if due_s <= now_s and pid not in self._programs]
-        known = [*self._read_ns, *(pid for pid in self._programs if pid not in self._read_ns)]
-        items = [(pid, self._programs[pid]) for pid in known if self._programs[pid]]
+        items = [(pid, program) for pid, (program, _) in self._programs.items() if program]
         items += [(pid, None) for pid in sorted(new, key=self._looks.__getitem__)[:_NEW_AT_ONCE]]
         for (pid, before), answer in ask_each(self._helper, items, self._avoided):
             if answer.is_stuck and pid not in self._avoided:
                 continue  # there was no time for it
             program, reading, spent_s = answer.value or (None, None, 0.0)
-            times, cost_s = (self._read_ns.pop(pid, self._round_ns), now_ns()), cost_s + spent_s
-            self._programs.pop(pid, None)
+            last_ns, cost_s = self._programs.pop(pid, (None, self._round_ns))[1], cost_s + spent_s
             if program:
-                self._programs[pid] = None if reading is None else program
-                self._read_ns |= {} if reading is None else {pid: times[1]}
+                times = max(last_ns, self._start_ns), now_ns()
+                self._programs[pid] = None if reading is None else program, times[1]
                 self._reader.add(pid, times, reading)
             else:
                 gap_s = self._looks[pid][1]
