@@ -111,12 +111,12 @@ def test_a_version_that_is_too_old_is_counted(minor: int, tmp_path: Path) -> Non
     path.chmod(0o755)
     done = run("--", path, "0.5", cwd=tmp_path)
     assert done.profile.losses[losses.PYTHON_UNKNOWN] == 1
-    with subprocess.Popen(["sh", "-c", f"sleep 0.5; {path} 0.6 & exec sleep 1"], start_new_session=True) as other:
-        done = run("-p", f"{other.pid}", "--duration", "1.2", cwd=tmp_path)
-    assert done.profile.losses[losses.PYTHON_UNKNOWN] == 1  # a child of the target
-    with subprocess.Popen(["sh", "-c", f"sleep 0.5; exec {path} 0.6"]), subprocess.Popen(["sleep", "1.5"]) as target:
+    others = f"while sleep 0.1; do {path} 0.4; done"
+    with subprocess.Popen(["sh", "-c", others]) as other, subprocess.Popen(["sleep", "60"]) as target:
         done = run("-p", f"{target.pid}", "--duration", "1", cwd=tmp_path)
-    assert losses.PYTHON_UNKNOWN not in done.profile.losses, "of a process that is not recorded"
+        other.kill()
+        target.kill()
+    assert losses.PYTHON_UNKNOWN not in done.profile.losses, "of processes that are not recorded"
     path.rename(tmp_path / "python3.11")
     done = run("--", tmp_path / "python3.11", "0.5", cwd=tmp_path)
     assert losses.PYTHON_UNKNOWN not in done.profile.losses
