@@ -26,6 +26,7 @@ from perf_offcpu.abi.elf import EHDR, ElfClass, SegmentType
 from perf_offcpu.abi.machine import REGISTERS
 from perf_offcpu.build_ids import program_headers, unpack_elf_header
 from perf_offcpu.errors import LayoutError
+from perf_offcpu.tables import read_table
 
 PYTHON: Final = re.compile(rb"/(?:lib)?python3\.(\d{1,2})[^/]*$")
 """Paths of files that may hold the interpreter; the group is the minor version."""
@@ -35,45 +36,17 @@ _SECTION_HEADER: Final = struct.Struct("<IIQQQQIIQQ")
 _MOST_SECTIONS: Final = 512
 _MOST_NAMES: Final = 64 << 10
 _COOKIE: Final = b"xdebugpy"
-_HEAD: Final = 800
-_CODE_BYTES: Final = 88  # as in bpf/python.h
+_HEAD, _CODE_BYTES = 800, 88  # as in bpf/python.h
 _ALL: Final = 2**64 - 1
 _SHIM, _TAGS = 3, 7
 
-_TABLES: Final = {
-    13: {
-        "interpreters": 40, "next_interpreter": 64, "threads": 72, "next_thread": 168, "thread_frame": 184,
-        "thread_id": 192, "previous": 232, "code": 240, "instruction": 248, "entry": 264, "file": 280, "name": 296,
-        "lines": 304, "first_line": 312, "instructions": 344,
-    },
-    14: {
-        "interpreters": 40, "next_interpreter": 64, "threads": 72, "next_thread": 192, "thread_frame": 208,
-        "thread_id": 216, "previous": 256, "code": 264, "instruction": 272, "entry": 288, "file": 320, "name": 336,
-        "lines": 344, "first_line": 352, "instructions": 384,
-    },
-}  # fmt: skip
-"""Minor version → member of `struct offcpu_python` → where `_Py_DebugOffsets` has its value."""
-_FREE_THREADED, _FIRST_WITH_SECTION = 16, 10
+_OFFSETS: Final = {
+    int(minor): {name: int(value) & _ALL for name, value in row.items()} for minor, row in read_table(__file__)
+}
+_FREE_THREADED, _FIRST_WITH_SECTION, _FIRST_WITH_TABLE = 16, 10, 13
 _MOST_OFFSET, _MOST_FRAME, _MOST_THREAD = 1 << 20, 120, 248
 
-_COMMON: Final = {"next_interpreter": 0, "next_thread": 8, "c_frame": 0, "file": 112, "name": 128, "lines": 136}
 _ADDRESS: Final = {"index_mask": _ALL, "relative": _ALL, "unit_shift": 1}
-_BY_MINOR: Final[dict[int, dict[str, int]]] = {
-    10: _COMMON
-    | {"interpreters": 32, "threads": 8, "thread_id": 176, "thread_frame": 24, "direct": _ALL, "code": 32}
-    | {"previous": 24, "instruction": 96, "frame_size": 104, "index_mask": 2**32 - 1, "entry_each": 1}
-    | {"file": 104, "name": 112, "lines": 120, "first_line": 40, "least_shim": 256},
-    11: _COMMON
-    | _ADDRESS
-    | {"interpreters": 40, "threads": 16, "thread_id": 152, "thread_frame": 56, "c_frame": 8, "code": 32}
-    | {"previous": 48, "instruction": 56, "entry": 68, "entry_marked": 1, "least_shim": 256, "frame_size": 72}
-    | {"first_line": 72, "instructions": 184},
-    12: _COMMON
-    | _ADDRESS
-    | {"interpreters": 40, "threads": 72, "thread_id": 136, "thread_frame": 56, "code": 0}
-    | {"previous": 8, "instruction": 56, "entry": 70, "least_shim": _SHIM, "frame_size": 72}
-    | {"first_line": 68, "instructions": 192},
-}
 _VERSION_OF_CODE: Final = {68: 92}
 """Offset of `co_firstlineno` → offset of `co_version`, which the table has not, in the layout since 3.12."""
 
@@ -145,14 +118,14 @@ def offsets_of(head: bytes, minor: int) -> dict[str, int]:
     bytes of the interpreter's state, as in its file."""
     if head.startswith(_COOKIE):
         minor = head[10]  # of PY_VERSION_HEX
-        table = _TABLES.get(minor, {})
+        table = _OFFSETS.get(minor, {}) if minor >= _FIRST_WITH_TABLE else {}
         words = {name: int.from_bytes(head[place : place + 8], "little") for name, place in table.items()}
         if not words or head[_FREE_THREADED] or max(words.values()) > _MOST_OFFSET or words["entry"] >= _MOST_FRAME:
             return {}
         offsets = words | _ADDRESS | {"direct": _ALL, "least_shim": _SHIM, "tag": _TAGS if minor >= 14 else 0}
         offsets["frame_size"] = (max(words[name] for name in ("code", "instruction", "entry")) & ~7) + 8
     else:
-        offsets = dict(_BY_MINOR.get(minor, {}))
+        offsets = dict(_OFFSETS.get(minor, {})) if minor < _FIRST_WITH_TABLE else {}
     if not offsets:
         return {}
     compact, ascii_ = (56, 40) if minor >= 12 else (72, 48)
