@@ -19,15 +19,6 @@ _DESCRIPTION = """\
 Record waits of the whole machine all the time, in segments of a minute, and write them into a dataset, push
 them to servers, or both. The agent keeps to a budget of CPU time and bytes by itself."""
 
-_EPILOG = """\
-examples:
-  perf-offcpu agent --dataset /var/lib/perf-offcpu/dataset
-  perf-offcpu agent --dataset ./waits --duration 120
-  perf-offcpu agent --push pyroscope=http://127.0.0.1:4040 --label service=shop
-  perf-offcpu agent -c /etc/perf-offcpu/agent.toml
-  perf-offcpu agent -c /etc/perf-offcpu/agent.toml --check
-  perf-offcpu agent --dataset ./waits -- -G kubepods.slice --no-object-names
-"""
 _OUTPUT = f"""
 --dataset DIR: write segments into this dataset: a directory, or a URL (s3://..., gs://..., abfs://...)
 --keep AGE: remove hours of the dataset, of all hosts, that ended this long ago: 30d, 12h (default: never)
@@ -70,7 +61,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "agent",
         help="record all the time, into a dataset or to servers",
         description=_DESCRIPTION,
-        epilog=_EPILOG,
         usage="perf-offcpu agent [OPTIONS] [-- OPTIONS OF RECORD]",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -22,12 +22,6 @@ if TYPE_CHECKING:
     from perf_offcpu.archive.gather import Saved
     from perf_offcpu.objects.search import Search
 
-EXAMPLES = """examples:
-  perf-offcpu archive                          perf.data and its symbols into perf.data.tar.gz
-  perf-offcpu archive -i big.data -o big.tar.xz
-  perf-offcpu archive --unpack perf.data.tar.gz -C there
-  perf-offcpu report -i there/perf.data --symfs there/symbols
-"""
 SYMBOLS: Final = "symbols"
 _MODES: Final = {".gz": "w:gz", ".tgz": "w:gz", ".xz": "w:xz", ".txz": "w:xz", ".bz2": "w:bz2", ".tar": "w:"}
 
@@ -54,7 +48,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="pack a recording with its symbols, to look at it elsewhere",
         description="Pack a recording with the objects, debug files and kernel symbols that name its "
         "addresses, as far as this machine has them, in the layout of perf's build-id cache.",
-        epilog=EXAMPLES,
     )
     add_one_input(parser)
     add_options(parser, _OPTIONS, directory={"default": "."})

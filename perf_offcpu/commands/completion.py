@@ -7,12 +7,6 @@ import argparse
 from collections.abc import Iterator
 from typing import Any
 
-EXAMPLES = """examples:
-  source <(perf-offcpu completion bash)                      in ~/.bashrc
-  perf-offcpu completion bash > /etc/bash_completion.d/perf-offcpu
-  perf-offcpu completion zsh > "${fpath[1]}/_perf-offcpu"    then start a new zsh
-  perf-offcpu completion tcsh > ~/.perf-offcpu.tcsh          and source it in ~/.tcshrc
-"""
 _DIRECTORIES = frozenset(("DIR", "DATASET"))
 _FILES = frozenset(("FILE", "OUT", "OLD", "ARCHIVE"))
 
@@ -23,7 +17,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "completion",
         help="print a completion script for bash, zsh or tcsh",
         description="Print a completion script for a shell, made from the options of this version.",
-        epilog=EXAMPLES,
     )
     parser.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="the shell")
 

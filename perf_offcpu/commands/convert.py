@@ -46,25 +46,6 @@ _SHOWING = {
 _FORMAT_OPTIONS = "unit kernel addrs form waker_stack wakers objects per_thread svg min_share title".split()
 """Options of the command line that `convert.registry.Options` has under the same name."""
 
-EXAMPLES = """examples:
-  perf-offcpu convert --html                             perf.data.report.html: threads in time, for a browser
-  perf-offcpu convert --flamegraph                       perf.data.html, for a browser
-  perf-offcpu convert --folded -o - | flamegraph.pl --countname=ns --colors=io > out.svg
-  perf-offcpu convert --folded --kernel --tid --unit us  microseconds, by thread, kernel frames marked
-  perf-offcpu convert --folded --comm mysqld,redis       only these threads
-  perf-offcpu convert --flamegraph --all-events          waiting and running in one graph
-  perf-offcpu convert --flamegraph -i web1.data -i web2.data -o web.html   several hosts, or runs, as one
-  perf-offcpu convert --flamegraph --diff old.data       what grew and what shrank since then
-  perf-offcpu convert --flamegraph --wakers              who wakes whom, and from where, in chains
-  perf-offcpu convert --callgraph --svg                  a picture of who calls whom
-  perf-offcpu convert --callgraph text --wakers -o -     who woke whom, knots and the critical chain
-  perf-offcpu convert --callgraph --objects --svg        who waits for which lock, and who holds it
-  perf-offcpu convert --callgraph --cascade --svg        who holds up whom, and where it ends
-  perf-offcpu convert --parquet set -i web1.data -i web2.data    tables for queries over many recordings
-  perf-offcpu convert --flamegraph --event cpu-clock     where the CPU samples of the same run went
-"""
-
-
 _PARQUET = "tables of a dataset, for queries over many recordings (a directory, s3://, gs://, abfs://)"
 _OUTPUT = f"""
 -o, --output OUT: default: the first input's name and a suffix; -: stdout
@@ -96,7 +77,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="write folded stacks, a flame graph, … from a recording",
         description="Write the samples of a recording in the format of another program. Weights are exact: "
         "nanoseconds of off-cpu time, or what the chosen event counts.",
-        epilog=EXAMPLES,
     )
     group = parser.add_argument_group("formats", "exactly one")
     formats = group.add_mutually_exclusive_group(required=True)

@@ -22,13 +22,6 @@ if TYPE_CHECKING:
     from perf_offcpu.collect.doctor import Finding
 
 
-_EPILOG = """\
-examples:
-  sudo perf-offcpu doctor             as the user who will record
-  perf-offcpu doctor --json           for a bug report, or to compare many machines
-
-Exit status: 0 if recording works, 1 if it does not.
-"""
 _TITLES = {"recording": "To record", "reading": "To read and show recordings", "perf": "With perf"}
 
 
@@ -39,7 +32,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="examine this machine: what works, what to do about the rest",
         description="Try every part of this machine that perf-offcpu depends on, and print for each whether "
         "it works or what to do. Nothing is changed and nothing is recorded.",
-        epilog=_EPILOG,
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object instead of text")
 

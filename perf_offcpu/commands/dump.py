@@ -8,12 +8,6 @@ import sys
 
 from perf_offcpu.commands.shared.files import add_one_input, check_ownership, note_cut
 
-EXAMPLES = """examples:
-  perf-offcpu dump | less                               what is in perf.data
-  perf-offcpu dump -i x.data | grep -A9 RECORD_COMM     what the threads were called
-  perf record -o - -g ls | perf-offcpu dump -i -        straight from a recorder
-"""
-
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb's options."""
@@ -23,7 +17,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Print header, events, features and records of a recording with all their fields, in "
         "the order of the file: nothing is sorted, re-typed, merged or repaired. Damaged parts are shown as "
         "far as they can be read; lines that begin with ! say what is wrong with them.",
-        epilog=EXAMPLES,
     )
     add_one_input(parser)
 

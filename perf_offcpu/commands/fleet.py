@@ -60,30 +60,12 @@ _TABLES = """
 """
 
 
-EXAMPLES = """examples:
-  perf-offcpu fleet report DATASET                       who waited for what: by class, service, host, comm
-  perf-offcpu fleet report DATASET --label service=web --since -1h
-  perf-offcpu fleet report DATASET --sort service,class  one table by these keys; labels are keys
-  perf-offcpu fleet top DATASET --class lock             the stacks that waited longest
-  perf-offcpu fleet waits DATASET --class lock           its three longest waits, with stacks
-  perf-offcpu fleet flamegraph DATASET -o out.html       for a browser
-  perf-offcpu fleet diff DATASET --label version=2.0 --baseline version=1.9   what changed since the release
-  perf-offcpu fleet diff DATASET --since -1h --baseline since=-25h,until=-24h  than yesterday at this time
-  perf-offcpu fleet diff DATASET --label service=web     which host is unlike the others
-  perf-offcpu fleet path DATASET --label service=web     what the servers did for which it waited
-  perf-offcpu fleet sql DATASET "SELECT count(*) FROM samples"
-  perf-offcpu fleet compact DATASET                      every hour: merge its small files
-  perf-offcpu fleet expire DATASET --older-than 30d      every day: remove what is old
-"""
-
-
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the subverbs with their options."""
     parser = subparsers.add_parser(
         "fleet",
         help="ask the recordings of many hosts: tables, flame graphs, SQL",
         description="Ask a dataset: the recordings of many hosts as Parquet files.",
-        epilog=EXAMPLES,
         dashed_values={"--since": "--since", "--until": "--until"},
     )
     verbs = parser.add_subparsers(dest="fleet_verb", metavar="VERB", required=True, parser_class=Parser)

@@ -10,17 +10,6 @@ from perf_offcpu.commands.shared import files
 from perf_offcpu.commands.shared.parsers import add_options
 from perf_offcpu.errors import UsageError
 
-_EPILOG = """\
-examples:
-  perf-offcpu inject -o old.data && perf report -i old.data
-  perf-offcpu inject -o - | perf report -i -
-  perf record -o - --off-cpu -a -- sleep 5 | perf-offcpu inject -i - -o old.data
-  perf record -e sched:sched_switch -g -a -- sleep 5 && perf-offcpu inject --switches -o waits.data
-
-The input is read twice: a pipe is copied to a temporary file in TMPDIR.
-"""
-
-
 _OPTIONS = """
 -o, --output FILE: default: -, standard output in pipe form
 --no-retype: leave raw off-cpu samples as they are
@@ -42,7 +31,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Write a recording again, with raw off-cpu samples as an ordinary event with callchains "
         "and period (ns), deferred callchains merged, compression undone and attrs as perf 6.1 knows them. "
         "Everything else is copied.",
-        epilog=_EPILOG,
     )
     files.add_one_input(parser)
     add_options(parser, _OPTIONS, output={"default": files.STDOUT})

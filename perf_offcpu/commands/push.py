@@ -18,12 +18,6 @@ if TYPE_CHECKING:
     from perf_offcpu.push.sender import RetryLater, Sender
     from perf_offcpu.push.targets import Target
 
-EXAMPLES = """examples:
-  perf-offcpu push pyroscope=http://localhost:4040 --label service=web
-  perf-offcpu push parca=http://localhost:7070 -i perf.data --comm mysqld
-  perf-offcpu push otlp=https://collector:4318 --push-ca ca.pem --push-header-file token
-  perf-offcpu push otlp=grpc://localhost:4317 pyroscope=http://localhost:4040
-"""
 TARGETS = "pyroscope=URL, parca=URL or otlp=URL"
 ACCESS = """
 --push-header-file FILE: headers of all requests, one a line (Authorization: Bearer …); if there are several
@@ -44,7 +38,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="send the waits of a recording to Pyroscope, Parca or an OpenTelemetry collector",
         description="Send the off-CPU time of a recording, summed by stack, comm and class, to servers that "
         "store profiles: Grafana Pyroscope, Parca, and all that take OTLP profiles (v1development).",
-        epilog=EXAMPLES,
     )
     parser.add_argument("target", nargs="+", metavar="TARGET", help=TARGETS)
     group = parser.add_argument_group("push")

@@ -71,29 +71,6 @@ _OUTPUT = f"""
 """
 
 
-EXAMPLES = """examples:
-  perf-offcpu report                        threads and stacks by off-cpu time
-  perf-offcpu report --summary              the causes, largest first, and nothing else
-  perf-offcpu report --unit ns --limit 0    everything, to the nanosecond
-  perf-offcpu report --comm mysqld          only threads of this name
-  perf-offcpu report --sort comm,class -g none   what each program waited for
-  perf-offcpu report --sort comm,object -g none  which lock, file or connection
-  perf-offcpu report --children -g none     functions, with all that they call
-  perf-offcpu report --idle hide            without threads that merely wait for work
-  perf-offcpu report --class disk --min-dur 10ms   long waits for the disk
-  perf-offcpu report --event cpu-clock      by CPU samples instead
-  perf-offcpu report -i run1.data -i run2.data     two runs as one; hosts are kept apart: web1:nginx
-  perf-offcpu report --diff old.data        what grew and shrank since then, and what of it is noise
-  perf-offcpu report --diff old.data --per 8000,12000   the same, per request: 8000 before, 12000 now
-  perf-offcpu report --critical-path --comm client   what this thread waited for, and on whom
-  perf-offcpu report --locks                each lock: waiters, holders, queue
-  perf-offcpu report --bottlenecks          where the waits of all threads end, and in which functions
-  perf-offcpu report --serial --comm server  what ran while few of its threads did
-  perf-offcpu report --html page.html       a page to look at: threads in time, and any part of it
-  perf-offcpu report --json | jq '.threads[] | [.comm, .tid, .weight]'
-"""
-
-
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb's options."""
     parser = subparsers.add_parser(
@@ -102,7 +79,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Off-cpu time by thread, next to the thread's CPU samples; the time budget of threads; "
         "what they waited for; the stacks that waited longest; a histogram of waits; and what was lost. "
         "Totals are printed to the nanosecond.",
-        epilog=EXAMPLES,
     )
     accept_without_effect(parser, "report")
     _add_output(parser)

@@ -22,15 +22,6 @@ from perf_offcpu.script.fields import DEFAULT_FIELDS, OWN_FIELDS, PERF_FIELDS
 if TYPE_CHECKING:
     from perf_offcpu.model.profile import Profile
 
-EXAMPLES = """examples:
-  perf-offcpu script                                  all samples of perf.data
-  perf-offcpu script -F +state,+class,+syscall,+waker --event offcpu-time
-  perf-offcpu script -F +srcline                      with source lines, where there is DWARF
-  perf-offcpu script -F comm,tid,time,period          one line a sample
-  perf-offcpu script | stackcollapse-perf.pl          for tools that read the text of perf script
-"""
-
-
 _OUTPUT = """
 -F, --fields LIST: fields to print, separated by commas; +FIELD and -FIELD change the default; TYPE:LIST is
   for events of one type: hw, sw, trace or raw
@@ -50,7 +41,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="print samples as text, as perf script does",
         description="Print the samples of a recording by time, as perf script does; a wait belongs to the "
         "thread that slept. Sums of waits have no time: they show - and come last.",
-        epilog=f"{_describe_fields()}\n{EXAMPLES}",
+        epilog=_describe_fields(),
         dashed_values={"-F": "--fields", "--fields": "--fields"},
     )
     accept_without_effect(parser, "script")

@@ -46,12 +46,6 @@ _OUTPUT = f"""
 --plain: print lines (default unless on a terminal)
 --json: print a JSON document for each interval, a line each
 """
-_EPILOG = """examples:
-  perf-offcpu top                      the whole machine, by program
-  perf-offcpu top --plain --sort object -p 1234    which locks, files and connections a process waits for
-  perf-offcpu top --once -d 10 --sort thread       one table of the next ten seconds
-  perf-offcpu top --json -n 5 -- ./program | jq .cause
-"""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -60,7 +54,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "top",
         help="watch where threads wait, live",
         description="Where threads wait now, interval by interval: the whole machine, or chosen processes.",
-        epilog=_EPILOG,
         usage="perf-offcpu top [OPTIONS] [-a | -p PIDS | -t TIDS] [-u USERS] [-- COMMAND [ARGS]]",
     )
     agent = {"nargs": "?", "const": ""}

@@ -32,10 +32,6 @@ _DESCRIPTION = """\
 Record where threads wait (off-CPU time, with stacks) and what runs on the CPUs. Without a target and
 without a command, the whole system is recorded until Ctrl-C."""
 
-_EPILOG = """\
-Each wait of --off-cpu-thresh or longer becomes a sample with its time and its whole stack, kernel and user.
-Shorter waits are summed by thread, state, system call and user stack: nothing is left out, but a sum has no
-time and no kernel stack. The threshold is 1 ms; perf's is 500 ms, which turns nearly all waits into sums."""
 _CLEAR = "\r\x1b[K"
 _DEFAULT_WIDTH = 80
 
@@ -46,7 +42,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "record",
         help="record waits and on-CPU samples into perf.data",
         description=_DESCRIPTION,
-        epilog=_EPILOG,
         usage="perf-offcpu record [OPTIONS] [-a | -p PIDS | -t TIDS] [-u USERS] [-- COMMAND [ARGS]]",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -24,6 +24,7 @@ from typing import Any, Final, NoReturn, cast
 
 from perf_offcpu.commands.shared.streams import columns
 from perf_offcpu.errors import UsageError
+from perf_offcpu.tables import read_table
 from perf_offcpu.units import parse_time
 
 PROGRAM = "perf-offcpu"
@@ -79,6 +80,11 @@ class Parser(argparse.ArgumentParser):
             else:
                 result.append(word)
         return result
+
+    def format_help(self) -> str:
+        """Return argparse's help, with what the table has for a verb below it."""
+        below = dict(read_table(__file__))["below"].get(self.prog.removeprefix(f"{PROGRAM} "), "")
+        return super().format_help() + (f"\n{below}" if below else "")
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError with argparse's message and an option that is spelled alike."""
