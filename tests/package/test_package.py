@@ -25,7 +25,8 @@ def run(*command: str | Path, env: dict[str, str] | None = None, cwd: Path = Pat
     """Run a command that must succeed, outside the checkout, and return its output."""
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=240, check=False, cwd=cwd,
-        env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"} | (env or {}),
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        | {"PYTHONDONTWRITEBYTECODE": "1", **(env or {})},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
