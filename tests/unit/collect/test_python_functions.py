@@ -13,6 +13,7 @@ import pytest
 
 from perf_offcpu.collect.existing.maps import parse_maps, read_maps
 from perf_offcpu.collect.python import functions
+from perf_offcpu.collect.python import offsets as python_offsets
 from perf_offcpu.collect.python.functions import FunctionReader, Functions, read_functions
 from perf_offcpu.collect.python.memory import Memory, UnreadableError
 from perf_offcpu.collect.python.offsets import PYTHON, Section, read_runtime
@@ -55,6 +56,17 @@ def test_functions_with_lines_and_calls_leaf_first(pid: int) -> None:
     expected = [("deep.<locals>.<lambda>", 4), *[("deep", 4)] * 41, ("<module>", 5)]
     assert [function[::2] for function in found] == expected
     assert [call for *_, call in found] == [2] + [1] * 42
+
+
+@pytest.mark.parametrize(("thread_id", "is_read"), [(152, True), (248, True), (256, False)])
+def test_the_state_of_a_thread_is_read_up_to_256_bytes(thread_id: int, is_read: bool) -> None:
+    """A table of offsets of CPython 3.13, whose other offsets are those of its release."""
+    head = bytearray(800)
+    head[:8], head[10] = b"xdebugpy", 13
+    offsets = {168: 8, 184: 72, 192: thread_id, 232: 8, 248: 56, 264: 70, 280: 112, 296: 128, 304: 136, 312: 68}
+    for place, offset in offsets.items():
+        head[place : place + 8] = offset.to_bytes(8, "little")
+    assert bool(python_offsets.offsets_of(bytes(head), 13)) == is_read
 
 
 def test_versions_whose_threads_tell_no_id_are_not_read(pid: int) -> None:
