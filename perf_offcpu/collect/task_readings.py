@@ -19,7 +19,7 @@ from perf_offcpu.losses import LossCause, Losses
 _SHARE, _MOST_CREDIT_S = 0.01, 0.05
 _PATIENCE_S, _MOST_S, _LAST_S = 2.0, 5.0, 1.0  # for a process, until it is avoided; for all; for all in the end
 _LOOK_S, _MOST_LOOK_S, _SLOWER, _MOST_LOOKS = 0.25, 30.0, 1.5, 400  # a list of processes takes 1/400 of a CPU
-_NEW_AT_ONCE, _IDLE_S = 16, 1.0  # processes in which a reading looks for tasks; time between lists of none
+_NEW_AT_ONCE = 16  # processes in which a reading looks for tasks
 
 
 class TaskReader(ABC):
@@ -80,7 +80,7 @@ class TaskReadings:
         while not self._stopped.wait(gap_s * random.uniform(0.5, 1.5)):
             self._helper.until = time.monotonic() + _MOST_S
             self._read_all()
-            gap_s = max(1 / self._rate_hz if self._looks else _IDLE_S, -self._credit_s / _SHARE)
+            gap_s = max(1 / self._rate_hz, -self._credit_s / _SHARE)
         self._helper.until = time.monotonic() + _LAST_S
         self._read_all()
 
