@@ -136,7 +136,7 @@ def test_an_address_space_that_one_thread_locks_for_long(
     assert name.startswith("mmap_lock of kernel_locks (")
     # Waits that the end of the process ends, in its last milliseconds, have no lock.
     time_ns = profile.samples.time_ns[rows]
-    assert share_of_kernel_locks(profile, rows[time_ns < time_ns.max() - 100_000_000]) > 0.98
+    assert share_of_kernel_locks(profile, rows[time_ns < time_ns.max() - 100_000_000]) > 0.9
     held = Counter[str]()
     for wait in waits_of(profile):
         if wait.comm == waiter and wait.object == name:
