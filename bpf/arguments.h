@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * The arguments of the system call in which a task waits, and after which time it ends by itself.
- *
  * They are in the registers with which the thread entered the kernel. The map `calls` says what
  * each system call has: a descriptor, the address of a futex, a pid.
  */

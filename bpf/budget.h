@@ -61,6 +61,21 @@ static __always_inline u64 switches_of(struct task_struct *task)
 	return FIELD(u64, task, TASK_NVCSW) + FIELD(u64, task, TASK_NIVCSW);
 }
 
+/*
+ * Leave out run-queue delay of a wait beyond `queued`, which the wake-up tells. Since 6.12 a thread
+ * that blocks may stay in its queue; if it is moved then, the kernel counts all that follows.
+ */
+static __always_inline void leave_out_delay(struct offcpu_task *storage, struct task_struct *task,
+					    u64 queued)
+{
+#if OFFCPU_BUDGET
+	s64 more = FIELD(u64, task, TASK_RUN_DELAY) - storage->budget.queued_ns - queued;
+
+	if (TASK_RUN_DELAY && more > (s64)NS_PER_MS)
+		storage->budget.queued_before_ns += more;
+#endif
+}
+
 #if OFFCPU_BUDGET
 /*
  * Note the kernel's own figures of a thread that leaves its CPU, when they are exact. At the first

@@ -103,13 +103,10 @@ static __always_inline void read_of_cpu(struct task_struct *current, s64 distanc
 
 /*
  * Whether a softirq only handles packets that `current` sends to this machine: its system call has
- * put them into the CPU's backlog, and serves that when it enables softirqs again. x86 switches to
- * the stack of interrupts for it, whose end has the calls
- *
- *	do_softirq > handle_softirqs > net_rx_action > __napi_poll > process_backlog
- *
- * At the end of an interrupt, and in ksoftirqd, softirqs are served for anybody. (Walking the stack
- * takes 4 us, reading its end 0.1. On arm64 the end does not tell who switched to it.)
+ * put them into the CPU's backlog, and serves that when it enables softirqs again. At the end of an
+ * interrupt, and in ksoftirqd, they are served for anybody. x86's stack of interrupts ends with the
+ * calls do_softirq > handle_softirqs > net_rx_action > __napi_poll > process_backlog (reading it
+ * takes 0.1 us, walking 4). On arm64 the end does not tell who switched to it.
  */
 static __always_inline bool in_own_softirq(void *ctx, struct task_struct *current)
 {
@@ -135,9 +132,6 @@ static __always_inline bool in_own_softirq(void *ctx, struct task_struct *curren
 #endif
 #pragma clang loop unroll(disable)
 	for (i = 0; i < IRQ_STACK_WORDS; i++) {
-		barrier_var(i);
-		if (i >= IRQ_STACK_WORDS)
-			break;
 		served |= is_within(stack->words[i], OFFCPU_BACKLOG);
 		own |= is_within(stack->words[i], OFFCPU_DO_SOFTIRQ);
 	}

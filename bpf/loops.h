@@ -10,8 +10,7 @@
  * all this; older kernels follow all rounds up to its bound.
  *
  * Code after branches is followed once more for each value that they leave known, such as a mode.
- * unknown() joins these paths. (One instruction can cost a millisecond: where it follows a pointer
- * from a task, kernels up to 6.18 compare the names of all types.)
+ * unknown() joins these paths.
  *
  * Numbers that are not known when the programs are compiled are late values, enum offcpu_late. The
  * compiler loads a 64-bit number that stands for one, OFFCPU_LATE + its enumerator. The loader

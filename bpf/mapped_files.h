@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * The mapped file whose page a task waits for in a page fault, which no system call names.
- *
  * folio_wait_bit_common() (mm/filemap.c) keeps a struct wait_page_queue on the stack of the task,
  * above its stack pointer, as long as it waits: the folio, the task, and the function to call.
  */

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * What a wait is for: the object that the arguments of its system call name.
- *
  * Memory of the program is read only where `current` is the sleeper, so that nothing is known of it
  * at the end of the recording, nor with OFFCPU_AT_EXIT=0.
  *

@@ -183,6 +183,7 @@ static __always_inline u64 end_pause(const struct offcpu_control *ctl, struct of
 		return OFFCPU_NOT_KNOWN;
 	} else {
 		queued = wakeup < now ? now - wakeup : 0;
+		leave_out_delay(storage, task, queued);
 	}
 	queued = min(queued, pause);
 	spend(storage, mode, now - queued);

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Declarations shared by the BPF program and user space.
- *
  * perf_offcpu/collect/bpf/header.py reads the enumerations and structures from this file, so that
  * nothing is declared twice. It expects members of integer types with a size, and enumerators that
  * count from 0.

@@ -27,10 +27,9 @@ static __always_inline u64 queue_clock(struct task_struct *task)
 /*
  * How long a task has waited for a CPU since it left one. The kernel adds the part on the present
  * run queue after sched_switch (sched_info_arrive(), kernel/sched/stats.h).
- *
- * The queue's clock stands still between a wake-up and the switch that follows (the kernel calls
- * rq_clock_skip_update(), and counts this time as the task's run time). It takes 5 us. So the clock
- * of this program says how long the task has been queued, in waits for which both clocks go alike.
+ * The queue's clock stands still between a wake-up and the switch that follows, 5 us (the kernel
+ * calls rq_clock_skip_update()). So the clock of this program says how long the task was queued, in
+ * waits for which both clocks go alike.
  */
 static __always_inline u64 queued_for(const struct offcpu_task *storage, struct task_struct *task,
 				      u64 pause)

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Which tasks are recorded.
- *
  * Processes, threads and commands are targets by id; the tasks that they start get storage and are
  * recorded, too. CPU, user, comm and control group are properties, checked at each switch-out,
  * because they change. A task must have every kind of property that is asked for; several of one

@@ -302,3 +302,16 @@ def test_a_thread_that_was_woken_before_it_blocked_does_not_wait_for_a_cpu(tmp_p
 def tasks_of(pid: int) -> list[Path]:
     """Return the directories in /proc of the threads that a process has started."""
     return [task for task in Path(f"/proc/{pid}/task").iterdir() if int(task.name) != pid]
+
+
+def test_a_blocked_thread_that_is_moved_does_not_wait_for_a_cpu(tmp_path: Path) -> None:
+    """Since Linux 6.12 the kernel counts its sleep as run-queue delay, if it is still in the queue when it is moved."""
+    program = build("programs/moved.c", tmp_path / "moved", "-O1")
+    for _ in range(3):
+        done = run("-e", "none", "--", program, cwd=tmp_path)
+        tid, slept_ms, delayed_ns = (int(number) for number in done.stdout.split())
+        budget = done.recording.budget
+        (row,) = np.flatnonzero(budget.tid == tid)
+        assert 0 <= int(budget.interruptible_ns[row]) - slept_ms * MS < 0.02 * slept_ms * MS
+        if delayed_ns > 50 * MS:
+            break
