@@ -92,7 +92,7 @@ class Collector:
             self.unread = Unread()
             self.pythons = PythonProcesses(self.unread.lost, self._recorded)
             stack.callback(self.pythons.close)
-            lost, rate_hz = self.unread.lost, options.task_rate_hz
+            self._loops, lost, rate_hz = frozenset[int](), self.unread.lost, options.task_rate_hz
             self.task_readings = [TaskReadings(LoopReader(), rate_hz, self._recorded_loops, lost)]
             if options.goroutines:
                 from perf_offcpu.collect.go.goroutines import RATE_HZ, GoroutineReader  # 5 ms
@@ -298,7 +298,9 @@ class Collector:
     def _recorded_loops(self) -> Collection[int]:
         """Return recorded processes that may have event loops."""
         pids = self.pythons.pids
-        return pids & self._recorded() if pids else pids
+        if pids - self._loops:
+            self._loops = pids & self._recorded()
+        return pids & self._loops
 
     def note_existing(self, records: bytes) -> None:
         """Find processes that run CPython or a JVM in whole records of what existed when a file began."""

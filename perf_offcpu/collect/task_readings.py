@@ -18,8 +18,8 @@ from perf_offcpu.losses import LossCause, Losses
 
 _SHARE, _MOST_CREDIT_S = 0.01, 0.05
 _PATIENCE_S, _MOST_S, _LAST_S = 2.0, 5.0, 1.0  # for a process, until it is avoided; for all; for all in the end
-_LOOK_S, _MOST_LOOK_S, _SLOWER, _MOST_LOOKS = 0.25, 30.0, 1.5, 400  # a list of processes takes 1/400 of a CPU
-_NEW_AT_ONCE = 16  # processes in which a reading looks for tasks
+_LOOK_S, _MOST_LOOK_S, _SLOWER, _NEW_AT_ONCE = 0.25, 30.0, 1.5, 16  # processes in which a reading looks for tasks
+_MOST_LISTS, _MOST_LIST_S = 200, 2.0  # lists of processes take 1/200 of a CPU; longest time between two of them
 
 
 class TaskReader(ABC):
@@ -90,7 +90,7 @@ class TaskReadings:
         if now_s >= self._list_s:
             self._looks = {pid: self._looks.get(pid, (0.0, _LOOK_S)) for pid in self._candidates()}
             self._programs = {pid: known for pid, known in self._programs.items() if pid in self._looks}
-            self._list_s = now_s + max(_LOOK_S, (time.thread_time() - begin_s) * _MOST_LOOKS)
+            self._list_s = now_s + min(max(_LOOK_S, (time.thread_time() - begin_s) * _MOST_LISTS), _MOST_LIST_S)
         new = [pid for pid, (due_s, _) in self._looks.items() if due_s <= now_s and pid not in self._programs]
         items = [(pid, program) for pid, (program, _) in self._programs.items() if program]
         items += [(pid, None) for pid in sorted(new, key=self._looks.__getitem__)[:_NEW_AT_ONCE]]
