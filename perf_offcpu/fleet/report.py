@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from perf_offcpu.abi.counters import TASK_EVENT
 from perf_offcpu.abi.offcpu import EVENT_NAME
 from perf_offcpu.callpaths.options import Name
 from perf_offcpu.errors import UsageError
@@ -130,8 +131,8 @@ def _check_events(selected: Selected) -> None:
 
 def tables_of(selected: Selected, keys: Sequence[str], limit: int | None) -> tuple[list[Table], int]:
     """Return the tables of a report, of at most `limit` rows, and the weight in them of threads that wait for work.
-    `keys` are those of `queries.KEYS`, labels, and BLOCKED. Without keys the tables are by class, service, host and
-    comm."""
+    `keys` are those of `queries.KEYS`, labels, and BLOCKED. Without keys the tables are by class (of tasks: object),
+    service, host and comm."""
     if keys:
         by_blocked = BLOCKED in keys
         kept = tuple(key for key in keys if key != BLOCKED) or ("class",)
@@ -140,8 +141,8 @@ def tables_of(selected: Selected, keys: Sequence[str], limit: int | None) -> tup
         table = _table(selected, folded(groups, columns), kept, limit, by_blocked=by_blocked)
         return [table], _idle_weight(selected, groups)
     service = [SERVICE] if SERVICE in selected.label_names else []
-    cube = selected.tables.engine.kept(grouped(selected, ["class", "host", *service, "comm", IDLE]))
-    names = ["class", *service, "host", "comm"]
+    names = ["object" if selected.selection.events == (TASK_EVENT,) else "class", *service, "host", "comm"]
+    cube = selected.tables.engine.kept(grouped(selected, [*names, IDLE]))
     tables = [_table(selected, folded(cube, [column_of(name)]), (name,), limit) for name in names]
     return tables, _idle_weight(selected, cube)
 
