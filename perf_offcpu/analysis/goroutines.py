@@ -42,7 +42,7 @@ def goroutine_rows(profile: Profile) -> list[GoroutineRow]:
         spans[loop.pid].add((loop.switch_out_ns, loop.read_ns))
         root = task.frames[-1][0] if task.frames else ""
         if root == "runtime.main" or not root.startswith("runtime."):
-            sums[loop.pid][_place(task)] += loop.weight_ns
+            sums[loop.pid][place_of(task)] += loop.weight_ns
     comm_of = dict(zip(profile.samples.pid.tolist(), profile.samples.comm.tolist(), strict=True)) if rows else {}
     lasted = {pid: max(sum(end - begin for begin, end in parts), 1) for pid, parts in spans.items()}
     return [
@@ -66,7 +66,7 @@ def goroutine_sentences(rows: list[GoroutineRow]) -> list[str]:
     return sentences[:_SHOWN]
 
 
-def _place(task: LoopTask) -> tuple[str, str]:
+def place_of(task: LoopTask) -> tuple[str, str]:
     """Return (what goroutines wait for, function of the program, or the first one). Go before 1.20 has no reason of its
     own for locks, whose methods tell what they are."""
     names = [name for name, *_ in task.frames]

@@ -12,8 +12,9 @@ import numpy as np
 
 from perf_offcpu import losses
 from perf_offcpu.abi.attr import Attr, SampleType
-from perf_offcpu.abi.counters import TASK_EVENT
+from perf_offcpu.abi.counters import GOROUTINES, TASK_EVENT
 from perf_offcpu.abi.records import CpuMode
+from perf_offcpu.analysis import goroutines
 from perf_offcpu.analysis.event_loops import READY, RUNNING, groups_of, place_of
 from perf_offcpu.analysis.stack_walk import innermost_node
 from perf_offcpu.binary.gather import offsets_of
@@ -130,6 +131,7 @@ def _waits_in(loop: EventLoop) -> Counter[tuple[str, str, tuple[_Place, ...]]]:
         what = "another task" if what.startswith("task ") else what
         holders = " and ".join(sorted({place_of(task) for task in group.held_by})[:2])
         for task in group.members:
+            what = goroutines.place_of(task)[0] if task.name == GOROUTINES else what
             function = task.frames[-1][0] if task.frames else ""
             waits[function, f"{what}, held by {holders}" if holders else what, _stack(task, what, by_address)] += 1
     return waits

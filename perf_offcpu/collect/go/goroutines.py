@@ -71,7 +71,8 @@ class Reader:
             names = [name for address in addresses for name in self._functions.of(address)]
             names = names[:-1] if names[1:] and names[-1] == "runtime.goexit" else [*names, "[truncated]"]
             names = [name for name in names if ".gowrap" not in name]  # made by `go function(argument)`
-            _add(stacks, (_OTHERS.get(state) or self._reason(reason), tuple(names)), count, addresses)
+            stack = _OTHERS.get(state) or self._reason(reason), tuple(names)
+            stacks[stack] = stacks.get(stack, (0,))[0] + count, addresses
         return int((has_stack & ~stands).sum()), int((~is_read | waits & ~is_sound).sum() + (~has_stack).sum())
 
     def _gather(self, places: U64) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
@@ -81,11 +82,6 @@ class Reader:
     def _read_reason(self, number: int) -> str:
         begin, size = self._memory.words(self.program["reasons"] + 16 * number, 2).tolist()
         return self._memory.read(begin, min(size, _MOST_REASON)).decode("utf-8", "replace") or "waiting"
-
-
-def _add(stacks: Stacks, stack: tuple[str, tuple[str, ...]], count: int, addresses: tuple[int, ...]) -> None:
-    before, addresses = stacks.get(stack, (0, addresses))
-    stacks[stack] = before + count, addresses
 
 
 def walk(stacks: U64, base: U64, sizes: U64, frame: U64, leaf: U64) -> U64:
@@ -141,7 +137,7 @@ class GoroutineReader(TaskReader):
             room = min(_MOST_STACKS, _MOST_ALL - sum(len(counts) for _, counts in self._sums.values()) + len(sums))
             for stack, (count, addresses) in stacks.items():
                 if stack in sums or len(sums) < room:
-                    _add(sums, stack, count * (times[1] - times[0]), addresses)
+                    sums[stack] = sums.get(stack, (0,))[0] + count * (times[1] - times[0]), addresses
                 else:
                     unread += count
         self._lost.add(losses.GOROUTINES_MOVED, moved)

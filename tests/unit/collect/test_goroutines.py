@@ -160,6 +160,7 @@ def test_goroutines_are_shown_next_to_threads_and_never_added() -> None:
     ]
     assert sum(folded_totals(profile, Options()).values()) == 50
     totals = folded_totals(tasks_profile(profile), Options())
+    assert [ns for stack, ns in totals.items() if stack.endswith("runtime.gopark;[sync.Mutex.Lock]")] == [1000]
     assert totals["runtime.runfinq;runtime.runfinq;runtime.gopark;[finalizer wait]"] == 9000
     assert sum(totals.values()) == sum(ns for _, ns, *_ in PARKED)
 
