@@ -77,7 +77,8 @@ def counters_sample(event: EventSpec, span: Span, counters: Mapping[LossCause, C
 def task_sample(event: EventSpec, reading: Reading) -> bytes:
     """Return the sample record of `event`, offcpu-task, of a reading of tasks."""
     payload, addresses = reading
-    values, chain = TASKS.unpack(payload, NATIVE), np.array([CallchainContext.USER, *addresses], np.uint64)
+    code = [address for address in addresses if address < 2**47]  # a program may hold contexts of callchains there, too
+    values, chain = TASKS.unpack(payload, NATIVE), np.array([CallchainContext.USER, *code], np.uint64)
     own: dict[str, Column] = {"pid": values["pid"], "tid": values["tid"], "ip": chain[1:2].sum()}
     own |= {"callchain": (np.array([0, len(chain)]), chain), "period": min(values["weight_ns"] * values["nr"], 2**62)}
     return account_sample(event, payload, values["read_ns"], **own)

@@ -15,9 +15,12 @@ import pytest
 from builders.profile import ProfileBuilder
 
 from perf_offcpu.abi.counters import GOROUTINES
+from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.analysis.goroutines import goroutine_rows, goroutine_sentences
 from perf_offcpu.analysis.select import select_events
 from perf_offcpu.analysis.task_times import tasks_profile, with_tasks
+from perf_offcpu.collect.counters import task_event, task_sample
+from perf_offcpu.collect.events.evsels import Support
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.go import goroutines
 from perf_offcpu.collect.go.goroutines import GoroutineReader, Reader
@@ -113,12 +116,15 @@ def test_sums_payloads_and_what_has_no_room(monkeypatch: pytest.MonkeyPatch) -> 
     lost, loops = Losses(), CollectorAccount()
     reader = GoroutineReader(lost)
     reader.add(8, (1, 2), None)
-    places = (8, 16)
+    places = (0xABC0, 2**64 - 128, 0xABC8)  # the second is PERF_CONTEXT_KERNEL
     stacks = {("sleep", ("a", "m")): (1, places), ("select", ("b" * 9999, "m")): (1, ()), ("select", ("c",)): (5, ())}
     for begin in (10, 20, 30):
         reader.add(7, (begin, begin + 10), (0, 1, stacks))
-    payloads, addresses = zip(*reader.take(), strict=True)
+    payloads, addresses = zip(*(readings := reader.take()), strict=True)
     assert addresses == (places, ())
+    words = np.frombuffer(task_sample(task_event(Support()), readings[0]), np.uint64).tolist()
+    begin = words.index(CallchainContext.USER)
+    assert words[begin - 2 : begin + 3] == [30, 3, CallchainContext.USER, *places[::2]]  # period, length
     loops.take(payloads, NATIVE, lost)
     (loop,) = loops.event_loops()  # what weighs the same is one reading
     assert loop[:5] == (7, 7, 10, 40, 30) and reader.take() == []
