@@ -2,7 +2,6 @@
 /*
  * Tell the callers of short waits apart without unwinding, for sums of programs that have no frame
  * pointers.
- *
  * The chain of frame pointers of such programs ends in libc, in the same place for all callers. So
  * of the words at the top of the stack those are hashed that may be return addresses: all that
  * point into the program's own text, and those that point to where libraries are mapped unless

@@ -11,7 +11,6 @@
  *
  * The stack of a main thread ends at mm->start_stack, that of other threads below the thread
  * pointer, where libc puts their descriptor.
- *
  * The hash is that of all words of the copy that may be return addresses: other data changes from
  * wait to wait. Stacks with one hash have the same callers, except for calls in libraries whose
  * return address is a multiple of 8, as are most pointers that are no code.

@@ -7,7 +7,6 @@
  *	robust mutex			the same in the value that the thread waits to change
  *	pthread_mutex_t			waits at 0 with the value 2; owner at 8, users 12, kind 16
  *	pthread_rwlock_t		waits at 8 and 12 with the value 3, writer at 24
- *
  * (glibc, x86-64 and arm64: struct_mutex.h and struct_rwlock.h in sysdeps.) The layouts are those
  * of glibc, and other programs have other words there: readers believe an id only if it is one of
  * a thread of the same process at that time.

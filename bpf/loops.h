@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Keep the verifier's work small: users wait for it at each start.
- *
  * Of a bounded loop the verifier follows every round, and what comes after the loop once more for
  * each round that may be the last. Linux 6.9 has an instruction for loops, may_goto: it leaves the
  * loop after some eight million rounds (never here), so that the verifier need not prove an end. A

@@ -8,6 +8,12 @@
 #include "off_cpu.h"
 #include "period.h"
 
+/* By names that are not bcc's, for each call of which it reads all symbols of the kernel. */
+static long (*read_user)(void *to, u32 size, const void *from) = (void *)BPF_FUNC_probe_read_user;
+static long (*read_kernel)(void *to, u32 n, const void *from) = (void *)BPF_FUNC_probe_read_kernel;
+#define bpf_probe_read_user read_user
+#define bpf_probe_read_kernel read_kernel
+
 /* A member of a kernel structure at the offset that the running kernel's BTF has for it. */
 #define FIELD(type, object, offset) (*(type *)((char *)(object) + (offset)))
 

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * The period of sampling, which a limit of the rate changes, and the phase in which a thread is.
- *
  * A phase is random among the phases of one period only: kept for a longer one, a thread would have
  * no sample for too long; kept for a shorter one, the next wait would get the time of earlier ones.
  * So each period begins with a phase of its own.

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Sampling of waits by their length: one sample for each period of waiting of a thread.
- *
  * Each thread has an accumulator, which begins at a random phase. A wait adds its length; when that
  * fills q periods, the wait becomes a sample of the weight q * period, and the rest stays for the
  * next one. So the expected weight of any set of waits is their time, however short they are, and a
