@@ -9,8 +9,8 @@
 #include "period.h"
 
 /* By names that are not bcc's, for each call of which it reads all symbols of the kernel. */
-static long (*read_user)(void *to, u32 size, const void *from) = (void *)BPF_FUNC_probe_read_user;
-static long (*read_kernel)(void *to, u32 n, const void *from) = (void *)BPF_FUNC_probe_read_kernel;
+static int (*read_user)(void *to, u32 size, const void *from) = (void *)BPF_FUNC_probe_read_user;
+static int (*read_kernel)(void *to, u32 n, const void *from) = (void *)BPF_FUNC_probe_read_kernel;
 #define bpf_probe_read_user read_user
 #define bpf_probe_read_kernel read_kernel
 

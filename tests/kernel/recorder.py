@@ -125,13 +125,13 @@ def lost(recording: Recording, *, of_others: bool = False) -> set[LossCause]:
     Args:
         of_others: it has programs of tests that run at the same time; these close descriptors, unmap memory
             and take events for which they wait. With all of them, not every file is named and not every waiter's
-            memory read in time.
+            memory read in time, and some are named as an old Python.
     """
     left_out = {losses.WRONG_CALLERS, losses.ENDS_MISSED, losses.BEGINS_MISSED, losses.WAKEUPS_MISSED}
     left_out.add(losses.PROCESSES_DENIED)  # some machines do not even let root read their first process
     if of_others:
         left_out |= {losses.OBJECTS_CLOSED, losses.OBJECTS_UNREADABLE, losses.OBJECTS_COMPAT}
-        left_out |= {losses.EVENTS_TAKEN, losses.OBJECTS_UNNAMED, losses.WAITERS_UNREAD}
+        left_out |= {losses.EVENTS_TAKEN, losses.OBJECTS_UNNAMED, losses.WAITERS_UNREAD, losses.PYTHON_UNKNOWN}
     return set(recording.losses) - left_out
 
 
