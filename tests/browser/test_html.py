@@ -127,6 +127,7 @@ def selections(profile: Profile, number: int, seed: int) -> Iterator[tuple[list[
         yield [span, chosen, classes], selection
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("made", [threads, lambda: large_profile(4000, 300)], ids=["threads", "large"])
 def test_sums_of_selections_are_those_of_the_report(browser: Browser, show: Show, made: Callable[[], Profile]) -> None:
     profile = made()

@@ -41,6 +41,7 @@ def test_closing_gives_everything_back(tmp_path: Path, monkeypatch: pytest.Monke
         assert len(descriptors()) == before, origin
 
 
+@pytest.mark.long
 @pytest.mark.alone
 def test_two_recorders_at_once_do_not_disturb_each_other(napper: Path) -> None:
     one, config = Napper(napper), OffCpuConfig(targets=Targets.PIDS, threshold_ns=MS)

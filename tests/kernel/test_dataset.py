@@ -26,6 +26,7 @@ def summed(rows: list[dict[str, Any]], key: str, value: str = "weight_ns") -> Co
     return +found
 
 
+@pytest.mark.long
 def test_totals_of_fresh_recordings(waiter: Path, tmp_path: Path) -> None:
     forms = {"every": ["--off-cpu-thresh", "0"], "sums": ["--off-cpu-thresh", "5"], "drawn": ["--off-cpu-period", "2"]}
     reports, inputs, before_ns = {}, [], time.time_ns()

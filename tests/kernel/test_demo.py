@@ -95,6 +95,7 @@ CANNOT = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", CANNOT)
 def test_where_it_cannot_record_it_says_why_and_shows_what_is_kept(what: str, checkout: Path) -> None:
     before, reasons = CANNOT[what]

@@ -139,6 +139,7 @@ def test_same_file_is_refused(recorded_waiter: Path) -> None:
     assert recorded_waiter.read_bytes() == before
 
 
+@pytest.mark.long
 @pytest.mark.alone
 def test_leaked_flags_are_seen_and_repaired(tmp_path: Path) -> None:
     """While one recorder asks for build-ids, the kernel marks the maps of another as if they had some."""

@@ -88,6 +88,7 @@ def test_servers_get_nothing(config: AgentConfig, tmp_path: Path) -> None:
         assert re.match(text, found(push)["push"]), found(push)["push"]
 
 
+@pytest.mark.long
 def test_port_and_configuration(config: AgentConfig) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

@@ -144,6 +144,7 @@ def dying(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     yield left
 
 
+@pytest.mark.long
 def test_a_compaction_that_is_killed_loses_and_doubles_nothing(dataset: Dataset, dying: list[int]) -> None:
     before = content(dataset)
     for step in itertools.count(1):

@@ -87,6 +87,7 @@ def test_no_waits_no_message_and_a_profile_without_wall_clock_ended_now(target: 
     assert series.total == 5  # the rules have looked at the time
 
 
+@pytest.mark.long
 def test_large_profiles_are_several_messages(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each within the limits; together they are the profile, and no stack is in two of them."""
     profile = recent(large_profile(300, 200))
