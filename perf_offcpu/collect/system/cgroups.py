@@ -54,7 +54,7 @@ def _find_group(name: str, mounted: tuple[Hierarchy, ...]) -> Group:
         else:
             path = Path(hierarchy.mount, name.lstrip("/"))
         # direct: below the mount point of a hierarchy of the kernel
-        if ".." in path.parts or not (path / "cgroup.procs").exists():
+        if ".." in path.parts or not os.path.exists(path / "cgroup.procs"):
             continue
         if hierarchy.controller is None:
             raise UsageError(f"-G {name}: the hierarchy {hierarchy.mount} has no controller to go by")

@@ -52,6 +52,7 @@ def test_kinds() -> None:
     *(({"users": user}, TargetError, ".*there is no such user") for user in ("4294967295", "99999999999", "9" * 30)),
     ({"cpus": "4095"}, TargetError, "-C 4095: CPU 4095 is not online; 0"),
     ({"groups": ["no/such/group"]}, TargetError, "-G no/such/group: there is no such control group in /"),
+    ({"groups": ["x" * 300]}, TargetError, "-G x*: there is no such control group in /"),
     ({"groups": ["../../etc"]}, TargetError, r"-G \.\./\.\./etc: there is no such control group"),
 ])  # fmt: skip
 def test_bad_targets_are_refused(texts: dict[str, Any], kind: type[UsageError | TargetError], sentence: str) -> None:
