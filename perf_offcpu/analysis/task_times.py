@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make a profile of the tasks of event loops, to be shown as one of threads: a sample is what the tasks of one reading
-with the same stack wait for, and weighs the time for which the reading stands. A stack leads from the task that nobody
-awaits to the innermost coroutine; what the task waits for is its leaf, and its object, with the holder. The comm is the
-task's outermost function."""
+with the same stack wait for, and weighs the time for which the reading stands. A stack leads from the outermost task
+to the innermost coroutine; what the task waits for is its leaf, and its object, with the holder. The comm is the task's
+outermost function."""
 
 from collections import Counter, defaultdict
 from dataclasses import replace

@@ -89,7 +89,7 @@ class TaskReadings:
         begin_s, now_s, begin_ns, cost_s = time.thread_time(), time.monotonic(), now_ns(), 0.0
         if now_s >= self._list_s:
             self._looks = {pid: self._looks.get(pid, (0.0, _LOOK_S)) for pid in self._candidates()}
-            self._programs = {pid: known for pid, known in self._programs.items() if pid in self._looks}
+            self._programs = {pid: program for pid, program in self._programs.items() if pid in self._looks}
             self._list_s = now_s + min(max(_LOOK_S, (time.thread_time() - begin_s) * _MOST_LISTS), _MOST_LIST_S)
         new = [pid for pid, (due_s, _) in self._looks.items() if due_s <= now_s and pid not in self._programs]
         items = [(pid, program) for pid, (program, _) in self._programs.items() if program]

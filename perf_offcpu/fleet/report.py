@@ -171,8 +171,8 @@ def stacks_of(selected: Selected, limit: int | None) -> StackTable:
         StackRow(comm.label, frames, weights[node], waits[node], dict(classes[node].most_common()))
         for node, (comm, *frames) in zip(nodes, path_names(tree, np.array(nodes, np.int64)), strict=True)
     ]
-    all_groups, whole = _all(groups)
-    return StackTable(rows, len(weights) + all_groups - len(groups["stack"]), whole)
+    number, weight = _all(groups)
+    return StackTable(rows, len(weights) + number - len(groups["stack"]), weight)
 
 
 def _table(
@@ -195,6 +195,7 @@ def _table(
 
 
 def _all(columns: dict[str, list[Any]]) -> tuple[int, int]:
+    """Return number and weight (ns) of all groups, also of those beyond the limit."""
     return (columns["all_groups"][0], columns["all_weight"][0]) if columns["all_groups"] else (0, 0)
 
 
