@@ -112,7 +112,7 @@ def test_sums_of_programs_as_debian_ships_them_reach_the_root(path: str, request
     # A wait may have a stack that no copy holds: of a process that is just being made.
     assert sum(one.whole for one in found.values()) >= ENOUGH * waits - 2, found
     times = sum(one.ns for one in found.values())
-    assert sum(one.whole_ns for one in found.values()) >= ENOUGH * times, found
+    assert sum(one.whole_ns for one in found.values()) >= (ENOUGH - 0.02) * times, found
 
 
 def test_few_stacks_are_copied(python_waits: Path) -> None:
