@@ -136,7 +136,7 @@ def test_mappings_of_hundreds_of_megabytes_are_cut(tmp_path: Path) -> None:
     assert_innocent(load_recording(made.paths("all")[0]), made.account)
 
 
-@pytest.mark.long
+@pytest.mark.longest
 @pytest.mark.timeout(LONGEST_S[2])
 def test_they_go_on_beside_the_greatest_numbers_that_the_kernel_allows(tmp_path: Path) -> None:
     limits = {"vm.max_map_count": 1_100_000, "kernel.pid_max": 300_000}
