@@ -35,16 +35,10 @@ ENDS_IN_SLEEPER = b"\0btf_trace_sched_exit_tp\0" in Path("/sys/kernel/btf/vmlinu
 _needs_exit = pytest.mark.skipif(not ENDS_IN_SLEEPER, reason="this kernel has no sched_exit_tp")
 
 
-def _forms(*others: pytest.MarkDecorator) -> pytest.MarkDecorator:
-    forms = (
-        pytest.param(False, id="sched_exit_tp", marks=_needs_exit),
-        pytest.param(True, id="sched_switch", marks=others),
-    )
-    return pytest.mark.parametrize("in_switch", forms)
-
-
-both_forms = _forms()
-usual = _forms(*[pytest.mark.long] * ENDS_IN_SLEEPER)
+usual = pytest.mark.parametrize("in_switch", [
+    pytest.param(False, id="sched_exit_tp", marks=_needs_exit),
+    pytest.param(True, id="sched_switch", marks=[pytest.mark.long] * ENDS_IN_SLEEPER),
+])  # fmt: skip
 """The form of this kernel: with the other one the test is a further example."""
 
 

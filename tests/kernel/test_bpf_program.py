@@ -18,7 +18,6 @@ from kernel.napping import (
     ROUNDS,
     Balance,
     Tally,
-    both_forms,
     is_in,
     kernel_name,
     program_symbols,
@@ -35,7 +34,7 @@ from perf_offcpu.collect.bpf.maps import ProgramMaps
 from perf_offcpu.collect.output.totals import DrawnStacks
 
 
-@both_forms
+@usual
 def test_every_wait_is_a_sample_with_its_time_state_and_call(napper: Path, in_switch: bool) -> None:
     tallies, waits, sums, counters = record_napper(napper, threshold_ns=0, in_switch=in_switch)
     balance = Balance(counters, in_switch)
@@ -64,7 +63,7 @@ def unexpected(counters: dict[str, int]) -> set[str]:
     return {name for name, value in counters.items() if value} - UNTOLD
 
 
-@both_forms
+@usual
 def test_a_sample_lies_where_the_wait_was(napper: Path, in_switch: bool) -> None:
     _, waits, _, _ = record_napper(napper, threshold_ns=MS, in_switch=in_switch)
     delays = [wait.time_ns - wait.switch_out_ns - wait.ns for wait in waits]
@@ -156,7 +155,7 @@ def test_user_frames_are_those_the_kernel_walks(napper: Path, in_switch: bool, m
     assert {kind for kind, _ in seen[0]} >= {"nap", "futex", "pipe", "child", "blink"}
 
 
-@both_forms
+@usual
 def test_short_waits_are_summed_by_thread_state_and_stack(napper: Path, in_switch: bool) -> None:
     config = {"threshold_ns": NEVER, "short_waits": ShortWaits.STACKS, "in_switch": in_switch}
     with watched(napper, **config) as (one, program, rings):

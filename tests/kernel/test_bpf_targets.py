@@ -9,19 +9,7 @@ from pathlib import Path
 
 import pytest
 from kernel.bpf_output import CpuClock
-from kernel.napping import (
-    MS,
-    NANOSLEEP,
-    Napper,
-    both_forms,
-    is_in,
-    python,
-    read_int,
-    recording,
-    usual,
-    waits_of,
-    watched,
-)
+from kernel.napping import MS, NANOSLEEP, Napper, is_in, python, read_int, recording, usual, waits_of, watched
 
 from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
 from perf_offcpu.collect.bpf.program import OffCpuProgram
@@ -104,7 +92,7 @@ def test_a_thread_brings_what_it_starts_but_not_its_siblings() -> None:
 
 
 @pytest.mark.beside
-@both_forms
+@usual
 def test_a_command_is_recorded_from_its_exec_on(napper: Path, in_switch: bool) -> None:
     gate, go = os.pipe()
     pid = os.fork()

@@ -10,7 +10,7 @@ import struct
 from typing import Any, NamedTuple
 
 import pytest
-from kernel.napping import both_forms
+from kernel.napping import usual
 
 from perf_offcpu.collect.bpf import defines as bpf_defines
 from perf_offcpu.collect.bpf import program as bpf_program
@@ -87,7 +87,7 @@ def load_all(config: OffCpuConfig, monkeypatch: pytest.MonkeyPatch) -> dict[str,
     return seen
 
 
-@both_forms
+@usual
 @largest_forms
 def test_the_verifiers_limit_is_far(asked: dict[str, Any], in_switch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     limit = ENOUGH if kernel_facts.has_may_goto() else ENOUGH_BEFORE_MAY_GOTO

@@ -277,6 +277,7 @@ def test_budgets_agree_with_schedstat_of_ended_threads(tmp_path: Path) -> None:
     assert [agree(budget, rows[tid], Figures(*two)) for tid, *two, _ in lines] == [[]] * 5
 
 
+@pytest.mark.long
 def test_a_thread_that_was_woken_before_it_blocked_does_not_wait_for_a_cpu(tmp_path: Path) -> None:
     blocking = build("programs/blocking.c", tmp_path / "blocking", "-O1")
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}

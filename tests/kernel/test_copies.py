@@ -238,7 +238,10 @@ sys.exit(main())
 """
 
 
-@pytest.mark.parametrize("options", [("--off-cpu-thresh", "0"), EXACT, ALL_SHORT], ids=["waits", "exact", "drawn"])
+@pytest.mark.parametrize("options", [
+    pytest.param(("--off-cpu-thresh", "0"), id="waits"), pytest.param(EXACT, id="exact", marks=pytest.mark.long),
+    pytest.param(ALL_SHORT, id="drawn"),
+])  # fmt: skip
 def test_copies_above_their_bytes_of_a_second_are_short_or_none(tmp_path: Path, options: tuple[str, ...]) -> None:
     path = tmp_path / "x.data"
     how = ("record", "-q", "-e", "none", *options, "-o", str(path), "--", str(compiled("paths.c", tmp_path)))

@@ -110,6 +110,7 @@ def test_writers_of_a_file_wait_for_each_other(program: Path, tmp_path: Path, op
     assert profile.samples.period[rows][held >= 0].sum() > 0.2 * profile.samples.period[rows].sum()
 
 
+@pytest.mark.long
 def test_mappings_wait_for_each_other(program: Path, tmp_path: Path) -> None:
     profile = record(program, "map", tmp_path, "--call-graph", "fp")
     rows, names = of_locks(profile, "mapper")
@@ -126,7 +127,9 @@ def test_renames_wait_for_the_file_system(program: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(not TELLS_ALL, reason="needs task->blocker, Linux 6.17")
-@pytest.mark.parametrize(("kind", "holder", "waiter"), [("unmap", "unmapper", "faulter"), ("fork", "forker", "mapper")])
+@pytest.mark.parametrize(("kind", "holder", "waiter"), [
+    ("unmap", "unmapper", "faulter"), pytest.param("fork", "forker", "mapper", marks=pytest.mark.long),
+])  # fmt: skip
 def test_an_address_space_that_one_thread_locks_for_long(
     program: Path, tmp_path: Path, kind: str, holder: str, waiter: str
 ) -> None:

@@ -31,9 +31,10 @@ def many_switches(seconds: float) -> Iterator[None]:
             bench.wait()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("options", "seconds"), [
     pytest.param(["--off-cpu-thresh", "0", "--call-graph", "fp"], 1, id="every wait"),
-    pytest.param(["--switch-output=1s"], 2, id="several files", marks=pytest.mark.long),
+    pytest.param(["--switch-output=1s"], 2, id="several files"),
 ])  # fmt: skip
 def test_rings_are_emptied_all_the_time(tmp_path: Path, options: list[str], seconds: float) -> None:
     # Longer than the recorder needs to start, record and end, but for the kernel's removal of its programs.

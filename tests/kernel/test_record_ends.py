@@ -185,9 +185,8 @@ def sent(recording: Recording) -> int:
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("packed", [
-    pytest.param(("-z0",), id="plain", marks=pytest.mark.long), pytest.param((), id="compressed"),
-])  # fmt: skip
+@pytest.mark.long
+@pytest.mark.parametrize("packed", [pytest.param(("-z0",), id="plain"), pytest.param((), id="compressed")])
 def test_full_disk_is_told_and_what_was_written_can_be_read(tmp_path: Path, packed: tuple[str, ...]) -> None:
     with small_disk(tmp_path / "disk", str(DISK_BYTES)) as disk:
         done = run("-o", disk / "perf.data", *EVERY_NAP, *packed, "--", *NAPPING, cwd=tmp_path, status=1)

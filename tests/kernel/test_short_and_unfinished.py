@@ -13,18 +13,7 @@ import numpy as np
 import pytest
 from builders.program import run as perf_offcpu
 from kernel.bpf_output import NOT_KNOWN
-from kernel.napping import (
-    MS,
-    NEVER,
-    both_forms,
-    drained_sums,
-    kernel_name,
-    parted,
-    record_napper,
-    usual,
-    waits_of,
-    watched,
-)
+from kernel.napping import MS, NEVER, drained_sums, kernel_name, parted, record_napper, usual, waits_of, watched
 
 from perf_offcpu.collect.bpf.config import ShortWaits
 from perf_offcpu.decode.load import load_recording
@@ -82,7 +71,7 @@ def test_preempted_threads_are_waits_if_asked_for(napper: Path, in_switch: bool)
     assert all(w.syscall == -1 and w.runq_ns == w.ns and w.wakeup_ns == NOT_KNOWN for w in mine)
 
 
-@both_forms
+@usual
 def test_a_wait_from_before_is_flagged_when_it_ends(napper: Path, in_switch: bool) -> None:
     with watched(napper, threshold_ns=MS, in_switch=in_switch, rounds=2) as (one, program, rings):
         time.sleep(0.05)

@@ -99,7 +99,9 @@ def test_what_an_agent_records_is_shown_without_a_recorder(tmp_path: Path) -> No
     assert row["blocked"] + row["runnable"] >= 0.9 * (document["end_ns"] - document["begin_ns"]) and row["waits"]
 
 
-@pytest.fixture(params=["waiter", "messaging", pytest.param("messaging for long", marks=pytest.mark.long)])
+@pytest.fixture(
+    params=["waiter", *(pytest.param(f"messaging{one}", marks=pytest.mark.long) for one in ("", " for long"))]
+)
 def command(request: pytest.FixtureRequest, waiter: Path) -> list[str | Path]:
     """Return a command with known waits, in other threads than its first one."""
     if request.param == "waiter":
@@ -143,7 +145,9 @@ def test_intervals_add_up_to_what_a_recording_of_the_same_time_says(command: lis
     assert abs(sum(times[tid] for tid in expected) - all_ns) <= all_ns // 1000
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize("number", [
+    signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.long), signal.SIGKILL,
+])  # fmt: skip
 def test_nothing_is_left_whatever_ends_it(number: signal.Signals) -> None:
     command = [*program.PROGRAM, "top", "--plain", "-d", "200ms", "-p", str(os.getpid())]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as top:
@@ -206,7 +210,9 @@ def test_the_full_screen_ends_with_a_key(terminal: tuple[int, int]) -> None:
     until(lambda: not place.exists())
 
 
-@pytest.mark.parametrize("before", [[], ["env", "--ignore-signal=HUP"]], ids=["", "without SIGHUP"])
+@pytest.mark.parametrize("before", [
+    pytest.param([], id="", marks=pytest.mark.long), pytest.param(["env", "--ignore-signal=HUP"], id="without SIGHUP"),
+])  # fmt: skip
 @pytest.mark.parametrize("shown", [b"\x1b[?1049h", b"blocked now"], ids=["start", "shown"])
 def test_the_full_screen_ends_with_its_terminal(terminal: tuple[int, int], shown: bytes, before: list[str]) -> None:
     """A shell says 129 both of a status and of a process that SIGHUP has ended."""

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from builders.compiled import build
 from kernel.bpf_output import NOT_KNOWN
-from kernel.napping import both_forms, waits_of, watched
+from kernel.napping import usual, waits_of, watched
 from kernel.recorder import Run, run
 
 from perf_offcpu import losses
@@ -262,7 +262,7 @@ COMPAT_READ = 3
 KIND_OF_NAP = {"futex": ObjectKind.FUTEX, "pipe": ObjectKind.PIPE, "nap": None}
 
 
-@both_forms
+@usual
 def test_both_forms_find_the_same_kinds(napper: Path, in_switch: bool) -> None:
     with watched(napper, threshold_ns=0, in_switch=in_switch) as (one, program, rings):
         tallies = one.go()

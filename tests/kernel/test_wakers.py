@@ -11,7 +11,7 @@ import pytest
 from builders.profile import functions_of
 from builders.program import run as perf_offcpu
 from kernel.bpf_output import NO_ID, NOT_KNOWN
-from kernel.napping import MS, both_forms, kernel_name, kernel_symbols, waits_of, watched
+from kernel.napping import MS, kernel_name, kernel_symbols, usual, waits_of, watched
 from kernel.recorder import run as record
 from workload.measured import Thread, parse
 
@@ -216,7 +216,7 @@ def test_who_receives_on_the_loopback_is_woken_by_the_sender(stacks: bool, tmp_p
 
 
 @pytest.mark.long
-@both_forms
+@usual
 def test_both_forms_see_the_same_wakers(napper: Path, in_switch: bool) -> None:
     with watched(napper, threshold_ns=MS, in_switch=in_switch, waker_stacks=True) as (one, program, rings):
         tallies = one.go()

@@ -101,7 +101,7 @@ class OffCpuConfig(WaitOptions):
     stack_entries: int = 8192  # different user stacks of these sums
     caller_entries: int = 32768  # hashes of stacks whose copy was sent; the least recently used are forgotten
     budget_entries: int = 16384  # threads that may end between two calls of `drain`
-    target_entries: int = 4096
+    target_entries: int = 1024
     object_entries: int = 16384  # objects that are known to have been described; the least recently used are forgotten
     python_entries: int = 4096  # processes that run Python
     code_entries: int = 32768  # Python functions that are known to have been described
