@@ -8,48 +8,12 @@ import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from perf_offcpu.commands.push import ACCESS
-from perf_offcpu.commands.shared.parsers import add_options, duration_s
+from perf_offcpu.commands.shared.parsers import add_options, add_verb, duration_s
 from perf_offcpu.errors import PerfOffcpuError, UsageError
 
 if TYPE_CHECKING:
     from perf_offcpu.agent.config import AgentConfig
 
-_DESCRIPTION = """\
-Record waits of the whole machine all the time, in segments of a minute, and write them into a dataset, push
-them to servers, or both. The agent keeps to a budget of CPU time and bytes by itself."""
-
-_OUTPUT = f"""
---dataset DIR: write segments into this dataset: a directory, or a URL (s3://..., gs://..., abfs://...)
---keep AGE: remove hours of the dataset, of all hosts, that ended this long ago: 30d, 12h (default: never)
---push KIND=URL: push segments to this server; may be given several times
-{ACCESS.strip()}
---containers unix:PATH: ask this CRI socket (/run/containerd/containerd.sock) for pods, names and images of
-  containers, for the dataset (default: ids alone)
---label NAME=VALUE: label of this host in dataset and servers; may be given several times
-"""
-_RECORDING = """
---off-cpu-period TIME: one sample for each such time of waiting of a thread, a bare number is ms
-  (default: 100)
---segment TIME: length of a segment (default: 60s)
---duration TIME: stop after this time: 120 (seconds), 2h (default: at a signal)
-"""
-_BUDGETS = """
---max-cpu PERCENT: CPU time that agent, recorder and BPF programs may take, in percent of one CPU (default: 1)
---max-bytes SIZE: bytes written and pushed in a day, 0 for any number (default: 1G)
---spool DIR: directory of what is not delivered yet (default: /var/lib/perf-offcpu/spool, or
-  ~/.local/state/perf-offcpu/spool)
---spool-size SIZE: limit of the spool; beyond it, the oldest is dropped and counted (default: 256M)
-"""
-_OTHERS = """
--c, --config FILE: options in TOML, read again at SIGHUP
---port N: metrics and health on 127.0.0.1, 0 for none (default: 9811)
---listen ADDRESS:PORT: metrics and health there instead, or at unix:PATH, a socket
---token-file FILE: token that requests for them have to show (Authorization: Bearer)
---check: check configuration, stores, servers' names and privileges, and record nothing
---takeover: write into the dataset although another agent of this host does, which then ends
--q, --quiet: print errors only
-"""
 _OWN: Final = ("check", "config", "duration", "quiet", "record", "takeover")
 """Arguments that are not keys of the file, or have another form there."""
 _WIDTH: Final = len("deferred callchains")  # the longest name of a part
@@ -57,18 +21,12 @@ _WIDTH: Final = len("deferred callchains")  # the longest name of a part
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb's options."""
-    parser = subparsers.add_parser(
-        "agent",
-        help="record all the time, into a dataset or to servers",
-        description=_DESCRIPTION,
-        usage="perf-offcpu agent [OPTIONS] [-- OPTIONS OF RECORD]",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_verb(subparsers, "agent", usage="perf-offcpu agent [OPTIONS] [-- OPTIONS OF RECORD]")
     many = dict.fromkeys(("push", "push_header_file", "label"), {"action": "append"})
-    add_options(parser.add_argument_group("where to"), _OUTPUT, **many)
-    add_options(parser.add_argument_group("recording"), _RECORDING)
-    add_options(parser.add_argument_group("budgets"), _BUDGETS, max_cpu={"type": percent})
-    add_options(parser.add_argument_group("others"), _OTHERS, port={"type": int})
+    add_options(parser.add_argument_group("where to"), "agent.output", **many)
+    add_options(parser.add_argument_group("recording"), "agent.recording")
+    add_options(parser.add_argument_group("budgets"), "agent.budgets", max_cpu={"type": percent})
+    add_options(parser.add_argument_group("others"), "agent.others", port={"type": int})
     parser.add_argument("record", nargs=argparse.REMAINDER, metavar="OPTIONS", help=argparse.SUPPRESS)
 
 

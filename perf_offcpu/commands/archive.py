@@ -12,7 +12,7 @@ import tempfile
 from typing import TYPE_CHECKING, Final
 
 from perf_offcpu.commands.shared.files import RECORDING, NamedFile, add_one_input, check_ownership, note_cut
-from perf_offcpu.commands.shared.parsers import add_options
+from perf_offcpu.commands.shared.parsers import add_options, add_verb
 from perf_offcpu.directories import Directory
 from perf_offcpu.errors import FormatError, UsageError
 from perf_offcpu.files import FileRefusedError, open_regular
@@ -28,29 +28,12 @@ _MODES: Final = {".gz": "w:gz", ".tgz": "w:gz", ".xz": "w:xz", ".txz": "w:xz", "
 _GZIP_LEVEL: Final = 4
 """160 MB of symbols take 3.6 s of CPU and become 60 MB; with tarfile's default, 9, 22 s and 58 MB."""
 
-_OPTIONS = """
--o, --output FILE: default: the input's name with .tar.gz
---keep-stack-bytes: pack copies of user stacks, which can hold secrets (default: they are unwound and left
-  out, as by inject)
---no-debug: leave separate debug files out
---kallsyms FILE: kernel symbols (default: the running kernel's)
---symfs DIR: look for files below this directory
---buildid-dir DIR: files by build-id (default: ~/.debug)
---unpack ARCHIVE: unpack an archive instead
--C, --directory DIR: unpack there (default: here)
-"""
-
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb's options."""
-    parser = subparsers.add_parser(
-        "archive",
-        help="pack a recording with its symbols, to look at it elsewhere",
-        description="Pack a recording with the objects, debug files and kernel symbols that name its "
-        "addresses, as far as this machine has them, in the layout of perf's build-id cache.",
-    )
+    parser = add_verb(subparsers, "archive")
     add_one_input(parser)
-    add_options(parser, _OPTIONS, directory={"default": "."})
+    add_options(parser, "archive.options", directory={"default": "."})
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,17 +7,15 @@ import argparse
 from collections.abc import Iterator
 from typing import Any
 
+from perf_offcpu.commands.shared.parsers import add_verb
+
 _DIRECTORIES = frozenset(("DIR", "DATASET"))
 _FILES = frozenset(("FILE", "OUT", "OLD", "ARCHIVE"))
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb's options."""
-    parser = subparsers.add_parser(
-        "completion",
-        help="print a completion script for bash, zsh or tcsh",
-        description="Print a completion script for a shell, made from the options of this version.",
-    )
+    parser = add_verb(subparsers, "completion")
     parser.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="the shell")
 
 

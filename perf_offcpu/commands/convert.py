@@ -10,11 +10,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from perf_offcpu.commands.shared.causality import HELP as CRITICAL_PATH
 from perf_offcpu.commands.shared.causality import cascade_from_args, critical_path_from_args
 from perf_offcpu.commands.shared.files import STDOUT, check_distinct, open_output
 from perf_offcpu.commands.shared.parquet import write_dataset
-from perf_offcpu.commands.shared.parsers import LIST, add_options
+from perf_offcpu.commands.shared.parsers import LIST, add_options, add_verb
 from perf_offcpu.commands.shared.profile import (
     SHOW,
     add_profile_arguments,
@@ -47,37 +46,11 @@ _FORMAT_OPTIONS = "unit kernel addrs form waker_stack wakers objects per_thread 
 """Options of the command line that `convert.registry.Options` has under the same name."""
 
 _PARQUET = "tables of a dataset, for queries over many recordings (a directory, s3://, gs://, abfs://)"
-_OUTPUT = f"""
--o, --output OUT: default: the first input's name and a suffix; -: stdout
---unit: unit of time of the weights (default: ns)
---kernel: mark kernel functions with _[k]
---addrs: show addresses without a symbol
---title TITLE: title of the picture
---all-events: off-CPU and on-CPU time together: a CPU sample weighs its sampling interval
---diff OLD: compare with an older recording: folded, flamegraph, callgraph
---wakers: callgraph: wake-ups between threads; folded, flamegraph: append the waker of each wait, with its
-  stack, the one that woke the waker before, and so on
---cascade: callgraph: who waited for whom in the end; each wait weighs with those that it held up
---objects: callgraph: threads, the locks, files and connections that they wait for, and who held them
---per-thread: with --wakers, --cascade, --objects: each thread by itself; default: threads of one name are one
---waker-stack: folded, flamegraph: append the waker's stack, root last, to each stack
-{CRITICAL_PATH.strip()}
---svg: callgraph: draw it with graphviz
---fold-interpreters: functions of an interpreter as one frame: [CPython] (default: yes)
---label NAME=VALUE: parquet: a label of the hosts, such as service=web
--j, --jobs N: parquet: recordings that are written at once (default: one for each CPU)
---min-share PERCENT: callgraph: leave out functions with a smaller share (default: {MIN_SHARE})
-"""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb's options."""
-    parser = subparsers.add_parser(
-        "convert",
-        help="write folded stacks, a flame graph, … from a recording",
-        description="Write the samples of a recording in the format of another program. Weights are exact: "
-        "nanoseconds of off-cpu time, or what the chosen event counts.",
-    )
+    parser = add_verb(subparsers, "convert")
     group = parser.add_argument_group("formats", "exactly one")
     formats = group.add_mutually_exclusive_group(required=True)
     for format_ in FORMATS.values():
@@ -88,7 +61,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     fold = {"action": argparse.BooleanOptionalAction, "default": True}
     details: dict[str, Any] = {"unit": unit, "min_share": share, "jobs": {"type": int}, "label": LIST}
     output = parser.add_argument_group("output")
-    add_options(output, _OUTPUT, fold_interpreters=fold, title={"default": ""}, **details)
+    add_options(
+        output, "convert.output", {"min_share": MIN_SHARE}, fold_interpreters=fold, title={"default": ""}, **details
+    )
     add_profile_arguments(parser, showing=_SHOWING)
 
 

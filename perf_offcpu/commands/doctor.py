@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from perf_offcpu.commands.shared.parsers import add_verb
 from perf_offcpu.environment import child_environment
 from perf_offcpu.resources import installed_version
 
@@ -27,12 +28,7 @@ _TITLES = {"recording": "To record", "reading": "To read and show recordings", "
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb's options."""
-    parser = subparsers.add_parser(
-        "doctor",
-        help="examine this machine: what works, what to do about the rest",
-        description="Try every part of this machine that perf-offcpu depends on, and print for each whether "
-        "it works or what to do. Nothing is changed and nothing is recorded.",
-    )
+    parser = add_verb(subparsers, "doctor")
     parser.add_argument("--json", action="store_true", help="print a JSON object instead of text")
 
 

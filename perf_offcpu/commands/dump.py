@@ -7,18 +7,12 @@ import argparse
 import sys
 
 from perf_offcpu.commands.shared.files import add_one_input, check_ownership, note_cut
+from perf_offcpu.commands.shared.parsers import add_verb
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb's options."""
-    parser = subparsers.add_parser(
-        "dump",
-        help="print every record of a recording, as it stands in the file",
-        description="Print header, events, features and records of a recording with all their fields, in "
-        "the order of the file: nothing is sorted, re-typed, merged or repaired. Damaged parts are shown as "
-        "far as they can be read; lines that begin with ! say what is wrong with them.",
-    )
-    add_one_input(parser)
+    add_one_input(add_verb(subparsers, "dump"))
 
 
 def run(args: argparse.Namespace) -> int:

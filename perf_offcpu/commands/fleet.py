@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from perf_offcpu.analysis.classes.wait_classes import BY_LABEL
 from perf_offcpu.commands.shared.files import open_output
-from perf_offcpu.commands.shared.parsers import LIST, Parser, add_options
-from perf_offcpu.commands.shared.profile import IDLE, IDLE_CHOICES, known_words, split_list, split_words
+from perf_offcpu.commands.shared.parsers import LIST, Parser, add_options, add_verb
+from perf_offcpu.commands.shared.profile import IDLE_CHOICES, known_words, split_list, split_words
 from perf_offcpu.commands.shared.streams import limit_from_args, print_json, print_view, terminal_style, write_lines
 from perf_offcpu.errors import UsageError
 from perf_offcpu.text import printable
@@ -29,45 +29,16 @@ _DATASET = "folder of the dataset, or s3://…, gs://…"
 _GIGA = 10**9
 _ROWS, _STACKS, _EXAMPLES = 25, 10, 3
 _ATTEMPTS = 3
-_DIFF = """
---baseline SELECTION: what to compare with, as differs: version=1.4, or since=-2d,until=-1d, or host=web1;
-  without it: hosts that are unlike the others
--s, --sort KEYS: the first table by these keys, separated by commas (default: class)
-"""
 SORT_KEYS = (
     *"host comm pid tid event state class syscall object waker cgroup".split(),
     *"container pod namespace container_name image blocked".split(),
 )
 """Keys of `--sort`, as in `report`; every label of a host is a key, too."""
-_SELECTION = f"""
---since TIME: from this time on, UTC: 2026-11-22T14:00, 14:00 (today), -2h, -3d; a wait is at its end
---until TIME: up to this time
---host NAMES: these hosts, by name or id
---label NAME=VALUE: hosts with this label: service=web; values of one label are alternatives
---event NAMES: samples of these events (default: offcpu-time)
---comm NAMES: threads of these names
---class CLASSES: waits of these classes: {", ".join(BY_LABEL)}
---object PATTERN: waits for objects whose name contains this: ledger_lock, 10.0.0.7:*; not a list
---container NAMES: containers by the beginning of their ids, by name, or by pod
-{IDLE}
-"""
-_ENGINE = "--engine URL: duckdb (default, in this process), spark:MASTER, or a database: clickhouse://HOST/DB"
-_TABLES = """
---unit: unit of time (default: ms)
---limit N: rows of each table, 0 for all (default: {limit})
---json: print a JSON document, weights as integers
---no-pager: use no pager ($PERF_PAGER, $PAGER, less)
-"""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the subverbs with their options."""
-    parser = subparsers.add_parser(
-        "fleet",
-        help="ask the recordings of many hosts: tables, flame graphs, SQL",
-        description="Ask a dataset: the recordings of many hosts as Parquet files.",
-        dashed_values={"--since": "--since", "--until": "--until"},
-    )
+    parser = add_verb(subparsers, "fleet", dashed_values={"--since": "--since", "--until": "--until"})
     verbs = parser.add_subparsers(dest="fleet_verb", metavar="VERB", required=True, parser_class=Parser)
 
     def add(verb: str, text: str, run: Callable[[argparse.Namespace], int], *, asks: bool = True) -> Parser:
@@ -76,12 +47,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         added.set_defaults(fleet_run=run)
         added.add_argument("dataset", metavar="DATASET", help=_DATASET)
         if asks:
-            add_options(added, _ENGINE, engine={"default": "duckdb"})
+            add_options(added, "fleet.engine", engine={"default": "duckdb"})
         return added
 
     report = add("report", "who waited for what: by class, service, host, comm", _report)
-    keys = f"a table by these keys, separated by commas, instead: {', '.join(SORT_KEYS)}, or labels"
-    add_options(report, f"-s, --sort KEYS: {keys}", sort=LIST)
+    add_options(report, "fleet.report", {"keys": ", ".join(SORT_KEYS)}, sort=LIST)
     _add_selection(report)
     _add_output(report, _ROWS)
 
@@ -94,11 +64,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     _add_output(waits, _EXAMPLES)
 
     flamegraph = add("flamegraph", "a flame graph of the selected samples", _flamegraph)
-    add_options(flamegraph, "-o, --output OUT: HTML file to write (-: standard output)", output={"required": True})
+    add_options(flamegraph, "fleet.flamegraph", output={"required": True})
     _add_selection(flamegraph)
 
     diff = add("diff", "two selections compared; or hosts that are unlike the others", _diff)
-    add_options(diff, _DIFF, sort=LIST)
+    add_options(diff, "fleet.diff", sort=LIST)
     _add_selection(diff)
     _add_output(diff, _ROWS)
 
@@ -108,25 +78,24 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
     sql = add("sql", "a query in the engine's own SQL", _sql)
     sql.add_argument("query", metavar="QUERY", help="tables: samples, stacks, frames, budgets, hosts, losses, gaps")
-    add_options(sql, "--json: print a JSON document")
+    add_options(sql, "fleet.sql")
 
     add("compact", "merge the small files of each past hour", _compact, asks=False)
     expire = add("expire", "remove the recordings of old hours", _expire, asks=False)
-    age = "remove hours that ended this long ago: 30d, 12h, 8w"
-    add_options(expire, f"--older-than AGE: {age}", older_than={"required": True})
+    add_options(expire, "fleet.expire", older_than={"required": True})
 
 
 def _add_selection(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("selection", "lists are separated by commas")
     lists = dict.fromkeys(("host", "label", "event", "comm", "object", "container"), LIST)
     lists["class"] = LIST | {"dest": "wait_class"}
-    add_options(group, _SELECTION, idle=IDLE_CHOICES, **lists)
+    add_options(group, "fleet.selection", {"classes": ", ".join(BY_LABEL)}, idle=IDLE_CHOICES, **lists)
 
 
 def _add_output(parser: argparse.ArgumentParser, limit: int) -> None:
     group = parser.add_argument_group("output")
     unit = {"choices": UNITS, "default": "ms"}
-    add_options(group, _TABLES.format(limit=limit), unit=unit, limit={"type": int})
+    add_options(group, "fleet.output", {"limit": limit}, unit=unit, limit={"type": int})
 
 
 def _selection(args: argparse.Namespace, now_ns: int) -> Selection:

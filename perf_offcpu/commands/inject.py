@@ -7,33 +7,15 @@ import argparse
 import sys
 
 from perf_offcpu.commands.shared import files
-from perf_offcpu.commands.shared.parsers import add_options
+from perf_offcpu.commands.shared.parsers import add_options, add_verb
 from perf_offcpu.errors import UsageError
-
-_OPTIONS = """
--o, --output FILE: default: -, standard output in pipe form
---no-retype: leave raw off-cpu samples as they are
---no-merge-callchains: leave deferred callchains in records of their own, which only newer perfs read
---switches: add off-cpu time to a recording of context switches (sched:sched_switch, or perf record
-  --switch-events) that has no off-cpu event
---keep-stack-bytes: keep copies of user stacks, which can hold secrets, for perf's own unwinder (default: they
-  are unwound and left out)
--z, --compress: write compressed records (zstd)
--v, --verbose: print what was done
-"""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb's options."""
-    parser = subparsers.add_parser(
-        "inject",
-        help="rewrite a recording, so that any perf reports its off-cpu samples",
-        description="Write a recording again, with raw off-cpu samples as an ordinary event with callchains "
-        "and period (ns), deferred callchains merged, compression undone and attrs as perf 6.1 knows them. "
-        "Everything else is copied.",
-    )
+    parser = add_verb(subparsers, "inject")
     files.add_one_input(parser)
-    add_options(parser, _OPTIONS, output={"default": files.STDOUT})
+    add_options(parser, "inject.options", output={"default": files.STDOUT})
 
 
 def run(args: argparse.Namespace) -> int:

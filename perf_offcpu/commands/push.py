@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from perf_offcpu.commands.shared.parsers import LIST, add_options
+from perf_offcpu.commands.shared.parsers import LIST, add_options, add_verb
 from perf_offcpu.commands.shared.profile import add_profile_arguments, profile_from_args, split_list
 from perf_offcpu.commands.shared.streams import busy
 from perf_offcpu.units import parse_time
@@ -19,29 +19,14 @@ if TYPE_CHECKING:
     from perf_offcpu.push.targets import Target
 
 TARGETS = "pyroscope=URL, parca=URL or otlp=URL"
-ACCESS = """
---push-header-file FILE: headers of all requests, one a line (Authorization: Bearer …); if there are several
-  targets, KIND=FILE
---push-ca FILE: certificates (PEM) of the authorities that sign those of the servers (default: the system's)
-"""
-_OPTIONS = f"""
---label NAME=VALUE: label of all samples; service and host are the usual ones
-{ACCESS.strip()}
---push-time TIME: try again for at most this long where a server is busy or away (default: 60s)
-"""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb's options."""
-    parser = subparsers.add_parser(
-        "push",
-        help="send the waits of a recording to Pyroscope, Parca or an OpenTelemetry collector",
-        description="Send the off-CPU time of a recording, summed by stack, comm and class, to servers that "
-        "store profiles: Grafana Pyroscope, Parca, and all that take OTLP profiles (v1development).",
-    )
+    parser = add_verb(subparsers, "push")
     parser.add_argument("target", nargs="+", metavar="TARGET", help=TARGETS)
     group = parser.add_argument_group("push")
-    add_options(group, _OPTIONS, label=LIST, push_header_file=LIST, push_time={"default": "60s"})
+    add_options(group, "push.options", label=LIST, push_header_file=LIST, push_time={"default": "60s"})
     add_profile_arguments(parser, "off-cpu time")
 
 

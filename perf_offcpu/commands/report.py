@@ -9,10 +9,9 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from perf_offcpu.commands.shared.causality import HELP as CRITICAL_PATH
 from perf_offcpu.commands.shared.causality import cascade_from_args, critical_path_from_args, serial_from_args
 from perf_offcpu.commands.shared.files import check_distinct, open_output
-from perf_offcpu.commands.shared.parsers import LIST, accept_without_effect, add_options
+from perf_offcpu.commands.shared.parsers import LIST, accept_without_effect, add_options, add_verb
 from perf_offcpu.commands.shared.profile import (
     add_profile_arguments,
     folded,
@@ -46,40 +45,10 @@ _ORDERS = ("caller", "callee", "none")
 _OTHER_WORDS = "graph flat fractal folded function address branch percent period count value".split()
 """Words of perf report -g other than the order; they are ignored."""
 
-_OUTPUT = f"""
---unit: unit of time (default: ms)
--g, --call-graph: stacks root first (caller, the default), leaf first (callee), or no stacks
--G, --inverted: same as -g caller
---no-call-graph: same as -g none
--s, --sort KEYS: a table by these keys, separated by commas, instead of by class: {", ".join(SORT_KEYS)}
---children: a table of functions, too: time of their own, and with their callees
---diff OLD: compare with an older recording: by class, function, object, comm and stack, and what is noise
---per WORK: with --diff: weights per 'second' recorded, of a 'run', or per unit of work: OLD,NEW units
-  (default: run if both recorded the same command, else second)
---budget-by: rows of the thread budget (default: thread)
---fold-interpreters: functions of an interpreter as one frame: [CPython] (default: yes)
-{CRITICAL_PATH.strip()}
---bottlenecks: the three threads or devices for which most was waited in the end, and their stacks
---serial: what ran while few threads of the program did (--comm, --pid), and the waits that one thread ends
---locks: each lock: who waited, how many at once, and who held or released it
---limit N: rows of each table, 0 for all (default: {_THREADS}, {_STACKS} stacks; --json: all)
---summary: print only the table of causes that stands on top of the report
---no-verdict: leave out that table
---json: print a JSON document, weights as integers
---html OUT: write a page: threads in time, flame graph and tables of any part (as convert --html)
---no-pager: use no pager ($PERF_PAGER, $PAGER, less)
-"""
-
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb's options."""
-    parser = subparsers.add_parser(
-        "report",
-        help="show where the time went, as tables on the terminal",
-        description="Off-cpu time by thread, next to the thread's CPU samples; the time budget of threads; "
-        "what they waited for; the stacks that waited longest; a histogram of waits; and what was lost. "
-        "Totals are printed to the nanosecond.",
-    )
+    parser = add_verb(subparsers, "report")
     accept_without_effect(parser, "report")
     _add_output(parser)
     add_profile_arguments(parser)
@@ -90,7 +59,8 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     same = {"action": "store_const", "dest": "call_graph"}
     add_options(
         parser.add_argument_group("output"),
-        _OUTPUT,
+        "report.output",
+        {"keys": ", ".join(SORT_KEYS), "threads": _THREADS, "stacks": _STACKS},
         unit={"choices": UNITS, "default": "ms"},
         call_graph=order,
         inverted=same | {"const": "caller"},

@@ -9,7 +9,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from perf_offcpu.commands.shared.files import STDOUT, open_output
-from perf_offcpu.commands.shared.parsers import LIST, accept_without_effect, add_options
+from perf_offcpu.commands.shared.parsers import LIST, accept_without_effect, add_options, add_verb
 from perf_offcpu.commands.shared.profile import (
     add_profile_arguments,
     profile_from_args,
@@ -22,30 +22,13 @@ from perf_offcpu.script.fields import DEFAULT_FIELDS, OWN_FIELDS, PERF_FIELDS
 if TYPE_CHECKING:
     from perf_offcpu.model.profile import Profile
 
-_OUTPUT = """
--F, --fields LIST: fields to print, separated by commas; +FIELD and -FIELD change the default; TYPE:LIST is
-  for events of one type: hw, sw, trace or raw
--G, --hide-call-graph: print only the innermost frame
---ns: print times with 9 decimals, not 6
---full-source-path: print source files with directories
---header: print the header (machine and run) first
---header-only: print only the header
---no-merge-callchains: print deferred user callchains as they were sent, apart from their samples
-"""
-
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb's options."""
-    parser = subparsers.add_parser(
-        "script",
-        help="print samples as text, as perf script does",
-        description="Print the samples of a recording by time, as perf script does; a wait belongs to the "
-        "thread that slept. Sums of waits have no time: they show - and come last.",
-        epilog=_describe_fields(),
-        dashed_values={"-F": "--fields", "--fields": "--fields"},
-    )
+    dashed = {"-F": "--fields", "--fields": "--fields"}
+    parser = add_verb(subparsers, "script", epilog=_describe_fields(), dashed_values=dashed)
     accept_without_effect(parser, "script")
-    add_options(parser.add_argument_group("output"), _OUTPUT, fields=LIST)
+    add_options(parser.add_argument_group("output"), "script.output", fields=LIST)
     add_profile_arguments(parser, default_events="all that were recorded; with --state, --class, --min-dur the waits")
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from perf_offcpu.commands.shared.parsers import LIST, add_options
+from perf_offcpu.commands.shared.parsers import LIST, add_options, add_verb
 from perf_offcpu.commands.shared.streams import columns, write_lines
 from perf_offcpu.errors import PerfOffcpuError, UsageError
 from perf_offcpu.units import parse_time
@@ -27,40 +27,18 @@ if TYPE_CHECKING:
 KEYS: Final = "comm process thread class syscall object holder waker symbol stack state cgroup".split()
 _ROWS: Final = 25
 _FIRST_S: Final = 0.5  # the first interval on the screen: figures come soon
-_TARGETS = """
--a, --all-cpus: the whole system (default without a target and a command)
--p, --pid PIDS: processes (17 or 17,18)
--t, --tid TIDS: threads
--u, --uid USERS: users, by name or number
---comm NAMES: threads of these names
--G, --cgroup PATHS: control groups, v2 or v1, and those below them
---agent SPOOL: what the agent with this spool records, instead of a recorder (default: its usual spool)
-"""
-_OUTPUT = f"""
--d, --delay TIME: length of an interval, a bare number is s (default: 3)
--n, --count N: end after N intervals (default: at Ctrl-C, or with the command)
---once: same as -n 1 --plain
--s, --sort KEY: rows of the table: {", ".join(KEYS)} (default: comm)
---idle: threads that merely wait for work: hidden (default), shown with the others, or shown alone
---limit N: rows of the table, 0 for all (default: {_ROWS}; --json: all)
---plain: print lines (default unless on a terminal)
---json: print a JSON document for each interval, a line each
-"""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb's options."""
-    parser = subparsers.add_parser(
-        "top",
-        help="watch where threads wait, live",
-        description="Where threads wait now, interval by interval: the whole machine, or chosen processes.",
-        usage="perf-offcpu top [OPTIONS] [-a | -p PIDS | -t TIDS] [-u USERS] [-- COMMAND [ARGS]]",
-    )
+    usage = "perf-offcpu top [OPTIONS] [-a | -p PIDS | -t TIDS] [-u USERS] [-- COMMAND [ARGS]]"
+    parser = add_verb(subparsers, "top", usage=usage)
     agent = {"nargs": "?", "const": ""}
-    add_options(parser.add_argument_group("target: whose waits are shown"), _TARGETS, cgroup=LIST, agent=agent)
+    add_options(parser.add_argument_group("target: whose waits are shown"), "top.targets", cgroup=LIST, agent=agent)
     add_options(
         parser.add_argument_group("output"),
-        _OUTPUT,
+        "top.output",
+        {"keys": ", ".join(KEYS), "rows": _ROWS},
         delay={"default": "3"},
         count={"type": int},
         sort={"choices": KEYS, "default": "comm"},

@@ -19,7 +19,7 @@ from perf_offcpu import losses
 from perf_offcpu.collect.system.privileges import READING, keep_capabilities
 from perf_offcpu.commands.record.arguments import add_arguments
 from perf_offcpu.commands.record.options import options_of, with_rights
-from perf_offcpu.commands.shared.parsers import accept_without_effect
+from perf_offcpu.commands.shared.parsers import accept_without_effect, add_verb
 from perf_offcpu.errors import PerfOffcpuError
 from perf_offcpu.files import read_kernel
 from perf_offcpu.text import printable
@@ -28,23 +28,14 @@ if TYPE_CHECKING:
     from perf_offcpu.collect.summary import Summary
 
 
-_DESCRIPTION = """\
-Record where threads wait (off-CPU time, with stacks) and what runs on the CPUs. Without a target and
-without a command, the whole system is recorded until Ctrl-C."""
-
 _CLEAR = "\r\x1b[K"
 _DEFAULT_WIDTH = 80
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb's options."""
-    parser = subparsers.add_parser(
-        "record",
-        help="record waits and on-CPU samples into perf.data",
-        description=_DESCRIPTION,
-        usage="perf-offcpu record [OPTIONS] [-a | -p PIDS | -t TIDS] [-u USERS] [-- COMMAND [ARGS]]",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    usage = "perf-offcpu record [OPTIONS] [-a | -p PIDS | -t TIDS] [-u USERS] [-- COMMAND [ARGS]]"
+    parser = add_verb(subparsers, "record", usage=usage)
     accept_without_effect(parser, "record")
     add_arguments(parser)
 

@@ -19,11 +19,6 @@ if TYPE_CHECKING:
     from perf_offcpu.model.recording import Budget
     from perf_offcpu.report.serial import SerialReport
 
-
-HELP = """
---critical-path: of the thread that --tid, --pid or --comm names (default: the first one): its time, and
-  whom it waited for
-"""
 _OTHERS = ("state", "class", "cpu", "cgroup", "container", "min_dur", "object", "lock", "event")
 
 

@@ -27,13 +27,11 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 RECORDING = "perf.data"  # the default recording
-FORCE = "-f, --force: read files that belong to other users"
-_INPUT = f"-i, --input FILE: default: {RECORDING}\n{FORCE}"
 
 
 def add_one_input(parser: argparse.ArgumentParser) -> None:
     """Add `-i` and `-f` of a verb that reads one recording."""
-    add_options(parser, _INPUT, input={"action": _OneInput, "default": RECORDING})
+    add_options(parser, "shared.one_input", input={"action": _OneInput, "default": RECORDING})
 
 
 class _OneInput(argparse.Action):

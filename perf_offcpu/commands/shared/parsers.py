@@ -3,13 +3,15 @@
 
 Only the module of the running verb is imported; the overall help and `completion` import all of them.
 
-Options are declared in a text, a line each (`add_options`):
+Options are declared in the table next to this module, a line each (`add_options`):
 
     -p, --pid PIDS: processes (17 or 17,18)
     -a, --all-cpus: the whole system
 
 An option without a metavar is a switch. A line without a leading dash continues the text of the option above.
 """
+
+from __future__ import annotations
 
 import argparse
 import functools
@@ -83,7 +85,7 @@ class Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """Return argparse's help, with what the table has for a verb below it."""
-        below = dict(read_table(__file__))["below"].get(self.prog.removeprefix(f"{PROGRAM} "), "")
+        below = help_texts().get(self.prog.removeprefix(f"{PROGRAM} "), {}).get("below", "")
         return super().format_help() + (f"\n{below}" if below else "")
 
     def error(self, message: str) -> NoReturn:
@@ -123,6 +125,20 @@ def accept_without_effect(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument(*names, action="store_true", dest="_without_effect", help=argparse.SUPPRESS)
 
 
+@functools.cache
+def help_texts() -> dict[str, dict[str, str]]:
+    """Return verb, or `shared` → name → text."""
+    return dict(read_table(__file__))
+
+
+def add_verb(
+    subparsers: argparse._SubParsersAction[argparse.ArgumentParser], verb: str, **options: Any
+) -> argparse.ArgumentParser:
+    """Add the parser of a verb, with help and description of the table; return it. `options`: as of Parser."""
+    texts = help_texts()[verb]
+    return subparsers.add_parser(verb, help=texts["help"], description=texts["description"], **options)
+
+
 def load_verb(verb: str) -> ModuleType:
     """Import the module of a verb: `add_parser(subparsers)`, and `run(args)`, which returns the status."""
     return importlib.import_module(f"perf_offcpu.commands.{VERBS[verb]}")
@@ -153,9 +169,13 @@ LIST: Final[dict[str, Any]] = {"action": "append", "default": []}
 """Arguments of `add_argument` for an option that may be given several times."""
 
 
-def add_options(group: argparse._ActionsContainer, table: str, **details: dict[str, Any]) -> None:
-    """Add the options of a table to a parser or to a group of it. `details`: first long name of an option (`no_pager`)
-    → arguments of `add_argument` that the table lacks."""
+def add_options(
+    group: argparse._ActionsContainer, name: str, values: Mapping[str, object] | None = None, **details: dict[str, Any]
+) -> None:
+    """Add options of the table to a parser or to a group of it. `name`: VERB.NAME there. `values`: name in braces →
+    text. `details`: first long name of an option (`no_pager`) → arguments of `add_argument` that the table lacks."""
+    verb, _, name = name.partition(".")
+    table = help_texts()[verb][name].format_map({**help_texts()["shared"], **(values or {})})
     for row in re.split(r"\n(?=-)", table.strip()):
         head, _, text = row.partition(": ")
         *names, last = head.split(", ")

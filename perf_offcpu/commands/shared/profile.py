@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from perf_offcpu.analysis.classes.wait_classes import BY_LABEL
-from perf_offcpu.commands.shared.files import FORCE, RECORDING, check_ownership, note_cut
+from perf_offcpu.commands.shared.files import RECORDING, check_ownership, note_cut
 from perf_offcpu.commands.shared.parsers import LIST, add_options
 from perf_offcpu.errors import UsageError
 from perf_offcpu.units import parse_time
@@ -34,42 +34,8 @@ _KEPT += "time state min_dur object lock".split()
 """Options that the command in the verdict repeats."""
 _OF_PATH = {"--comm", "--pid", "--tid", "--time"}  # options that name the thread and time of a critical path
 
-IDLE = "--idle: threads that merely wait for work: shown with the others (default), hidden, or shown alone"
 IDLE_CHOICES: Final[dict[str, Any]] = {"choices": ("show", "hide", "only"), "default": "show"}
-_INPUT = f"""
--i, --input FILE: default: {RECORDING}; several recordings are shown as one
---no-prefix: several hosts: comms without the host's name
---apart: treat each recording as one of another host
---from-start: align the starts of the recordings, whatever their clocks say (implies --apart)
-{FORCE}
---no-demangle: show C++ and Rust names as in the files
---inline: show inlined functions as frames (default: yes, where there is DWARF)
---srcline: look up source lines, even with --no-inline
---kallsyms FILE: kernel symbols (default: the running kernel's)
---vmlinux, -k FILE: kernel symbols from this ELF file of the recorded kernel
---symfs DIR: look for files with symbols below this directory
---buildid-dir DIR: files by build-id, as perf keeps them (default: $PERF_BUILDID_DIR or ~/.debug)
-"""
 _SHOWN = ("pid", "tid", "state")  # options of the selection that may show a detail instead
-_SELECTION = f"""
---by: whose time: of threads (default), or of the tasks of asyncio's event loops, read meanwhile
---event NAMES: samples of these events (default: {{default_events}})
--c, --comms, --comm NAMES: threads of these names
---pid PIDS: these processes{{pid}}
---tid TIDS: these threads{{tid}}
--C, --cpu CPUS: samples on these CPUs (0,2-4); of a wait, the CPU of the switch-in
---cgroup PATHS: tasks of these cgroups and of those below them, by path or id
---container NAMES: tasks of these containers or services, by name or id, as --sort container shows them
---state STATES: waits in these task states, letters as in ps: S, D, I, T, R (preempted), …{{state}}
---class CLASSES: waits of these classes: {", ".join(BY_LABEL)}
---object PATTERN: waits for objects whose name contains this: ledger_lock, 10.0.0.7:*; not a list
---lock ADDRESSES: waits for the locks at these addresses: 0x55d0c8a012c0
---time A,B: samples of a time span: seconds as script prints them, or with a suffix (either may be missing),
-  or parts of the recording (10%%-20%%, 10%%/2: the second tenth); of a wait, its end counts
---min-dur TIME: waits of at least this length: 5ms, 300us, 1s; a bare number is ms
-{IDLE}
---rules FILE: rules of programs, before the built-in ones and those in ~/.config/perf-offcpu/rules.toml
-"""
 
 
 def add_profile_arguments(
@@ -81,10 +47,10 @@ def add_profile_arguments(
     name of an option that may stand without a value, stored as SHOW → help on its meaning without a value."""
     inline = {"action": argparse.BooleanOptionalAction, "default": True}
     group = parser.add_argument_group("input")
-    add_options(group, _INPUT, input={"action": "append"}, inline=inline)
+    add_options(group, "shared.input", input={"action": "append"}, inline=inline)
     showing = showing or {}
     texts = {name: f"; without a value: {text}" for name, text in showing.items()}
-    texts = dict.fromkeys(_SHOWN, "") | texts | {"default_events": default_events}
+    texts = dict.fromkeys(_SHOWN, "") | texts | {"default_events": default_events, "classes": ", ".join(BY_LABEL)}
     details = dict.fromkeys(("event", "cpu", "cgroup", "container", "object", "lock"), LIST)
     details |= {"comms": LIST | {"dest": "comm"}, "class": LIST | {"dest": "wait_class"}, "idle": IDLE_CHOICES}
     details["by"] = {"choices": ("thread", "task"), "default": "thread"}
@@ -92,7 +58,7 @@ def add_profile_arguments(
     group = parser.add_argument_group(
         "selection", "lists are separated by commas, and options may be given several times"
     )
-    add_options(group, _SELECTION.format(**texts), **details)
+    add_options(group, "shared.selection", texts, **details)
 
 
 def profile_from_args(args: argparse.Namespace, *, keep_ips: bool = False, **loading: bool) -> Profile:
