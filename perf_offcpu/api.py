@@ -8,8 +8,7 @@
     waits = waits[waits["offcpu"]]
     print(waits.groupby("wait_class", observed=True)["period"].sum())
 
-`import perf_offcpu` alone imports nothing else; `load` does when it is first used.
-"""
+`import perf_offcpu` alone imports nothing else; `load` does when it is first used."""
 
 import dataclasses
 import os

@@ -6,8 +6,7 @@ files that running tasks have mapped, some thousands on a large machine, before 
 takes 50 us for a file; pyelftools takes 1.8 ms, and 50 ms for its import. Files may be hostile: sizes are
 capped and each read is bounded.
 
-Source: ELF gABI, chapter 5 (program headers, notes); include/uapi/linux/elf.h.
-"""
+Source: ELF gABI, chapter 5 (program headers, notes); include/uapi/linux/elf.h."""
 
 import os
 import sys

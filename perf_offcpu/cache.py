@@ -10,8 +10,7 @@ temporary name and renamed, never changed, so a reader keeps the file that it op
 a limit. The directory, and each one above it, has to belong to this user or to root and to be closed to others
 (`directories.Directory.private`), so root does not use the caches of the user who called sudo. A file counts only if
 this user owns it, no other user may write to it and it has no other name. Links are never followed. Any other failure
-(a full disk, no home) costs time only.
-"""
+(a full disk, no home) costs time only."""
 
 import contextlib
 import hashlib

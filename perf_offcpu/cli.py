@@ -5,8 +5,7 @@ A verb is a module of `commands/` with two functions, `add_parser(subparsers)` a
 numpy, bcc and the like when it runs, so help needs none of them and appears at once.
 
 Exit status: 0 success, 1 failure, 2 done as far as a cut recording can be read, 129 wrong usage (as perf),
-130 interrupted, 141 the reader of a pipe went away; `record` returns that of the recorded command.
-"""
+130 interrupted, 141 the reader of a pipe went away; `record` returns that of the recorded command."""
 
 import contextlib
 import errno

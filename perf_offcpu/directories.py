@@ -7,8 +7,7 @@ policy of the call: `Directory.private` for caches, `Directory.named` and `of_ou
 What happens inside a directory happens relative to its descriptor, by names of entries.
 
 All methods raise FileRefusedError for a link, owner or mode that the policy refuses, other OSErrors as the system
-calls give them.
-"""
+calls give them."""
 
 import contextlib
 import errno

@@ -4,8 +4,7 @@
 A variable can name a program, a path or options of a program, and so say what root runs, reads and writes. Where root
 was called by another user (`sudo -E`, `su`, pkexec), or HOME is another user's, only variables that are known to be
 harmless stay. This is a list of allowed variables, because those of the pager, the compiler and the C library cannot
-all be known. The recorded command gets all of them: its environment is the caller's affair.
-"""
+all be known. The recorded command gets all of them: its environment is the caller's affair."""
 
 import os
 import re

@@ -11,8 +11,7 @@ descriptor. *Leases*: O_NONBLOCK makes open(2) fail at once where another proces
 for it (fcntl(2), F_SETLEASE: 45 s). Whose *links* are followed on the way is the policy of a Directory.
 
 All functions raise FileRefusedError for a file that exists and is not used, other OSErrors as the system calls give
-them. Files of the kernel (/proc, /sys) have a function of their own: who made them is certain, their text is not.
-"""
+them. Files of the kernel (/proc, /sys) have a function of their own: who made them is certain, their text is not."""
 
 import errno
 import os
@@ -86,8 +85,7 @@ def read_kernel(path: str, max_bytes: int = 1 << 28) -> bytes:
     """Return the content of a file of /proc, /sys or tracefs, which have no size until they are read.
 
     Their text holds names that any user can choose: it is bytes, and lines end at `\\n` alone (`bytes.splitlines`
-    would also split at `\\r`, which the kernel does not escape).
-    """
+    would also split at `\\r`, which the kernel does not escape)."""
     text = read_kernel_begin(path, max_bytes + 1)
     if len(text) > max_bytes:
         raise FileRefusedError(path, f"it is larger than {max_bytes} bytes")

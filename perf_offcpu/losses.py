@@ -5,8 +5,7 @@ The recorder, the readers of files, decode, unwind, symbolize, inject and the vi
 last line of `record`, the report and Documentation/losses.md print the sentences. Each enumerator of
 `enum offcpu_counter` (bpf/off_cpu.h) has a row of `Stage.BPF` under its name.
 
-Reading never fails for a damaged record: it is counted, and the rest of the file is read.
-"""
+Reading never fails for a damaged record: it is counted, and the rest of the file is read."""
 
 import enum
 from collections import Counter

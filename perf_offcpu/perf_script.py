@@ -7,8 +7,7 @@ are read from perf's input file, which its command line names, and so are regist
 may hold more samples (`perf script --comm`, `--time`). For a pipe there is no file: then kernel names are those
 of perf, and user addresses of raw callchains stay addresses, with a note. Checked with perf 6.1 and 7.2.
 
-`sample["values"]` is never read: that crashes perf.
-"""
+`sample["values"]` is never read: that crashes perf."""
 
 import argparse
 import os

@@ -8,8 +8,7 @@ are a sample of period 0 of a separate bpf-output event, the last record of the 
 More payloads, distinguished by their magic, share the event. Budgets state how threads spent their time. A sample
 holds the budgets of some threads, of ended threads as the collector drains them from the kernel, else at the end of
 the recording. Others hold Python functions of a thread that is still blocked at the end, the tasks of its event loop,
-or `wait_objects`.
-"""
+or `wait_objects`."""
 
 from perf_offcpu.abi import wait_objects
 from perf_offcpu.binary.fields import BYTE, TEXT, U16, U32, U64, Field, Order, to_int

@@ -7,8 +7,7 @@ Stock perf from 6.16 on re-types a raw sample of an event with this name by the 
 
 Samples of two producers must be distinguished. Upstream's end with the cgroup id, and in its samples of single waits
 tid stands before pid (see `decode.retype`). Ours always hold pid (= tgid) first and are marked by the extension's
-magic. Rules for other implementers: Documentation/payload-format.md, whose tables are generated from this module.
-"""
+magic. Rules for other implementers: Documentation/payload-format.md, whose tables are generated from this module."""
 
 import enum
 import functools
@@ -116,8 +115,7 @@ EXTENSION = Layout(
 
 A new field (u32 or u64) is a row at the end, a member at the end of the C structure and, if `decode` is to
 keep it, a column of the same name in `model.recording.SampleColumns`. `unknown` is what a writer puts where
-it has no value, and what a reader takes for fields that an older writer did not know.
-"""
+it has no value, and what a reader takes for fields that an older writer did not know."""
 
 TCP = Layout(
     "offcpu-time TCP facts",

@@ -5,8 +5,7 @@
                                                                      └─> messages ──> servers (a thread each)
     this thread: starts and restarts the recorder, bounds the spool, measures the cost of all parts
 
-Recording goes on if delivery fails: a full spool loses its oldest recordings, and they are counted.
-"""
+Recording goes on if delivery fails: a full spool loses its oldest recordings, and they are counted."""
 
 import os
 import queue

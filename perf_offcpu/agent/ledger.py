@@ -8,8 +8,7 @@ run, the spool was full, a file was damaged) is therefore a gap, even if nothing
 times of segments and gaps add up to the time from the first segment to the last.
 
 Marks say when recording went off, and why, and when it went on. They split a gap by causes, and tell the gap that
-lasts, before the next segment is delivered.
-"""
+lasts, before the next segment is delivered."""
 
 import functools
 import json

@@ -3,8 +3,7 @@
 
 All metrics are declared in metrics.toml.
 
-Source: Prometheus, "Exposition formats", text format 0.0.4.
-"""
+Source: Prometheus, "Exposition formats", text format 0.0.4."""
 
 import threading
 from collections.abc import Iterable, Mapping

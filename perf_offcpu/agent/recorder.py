@@ -5,8 +5,7 @@ agent, or that of `top`.
 It is a separate process, so that other work never delays the draining of rings. It ends when its parent
 ends for any reason (`--until-exit`), completes its file, and holds the lock of the spool until then. Lines on
 its standard error report complete files. Commands (`--control`) pause it and change its period, because a new
-start takes a second of CPU time.
-"""
+start takes a second of CPU time."""
 
 import contextlib
 import os

@@ -8,8 +8,7 @@
     lock                                 held by the agent and by its recorder
 
 Names sort in the order of recording, even if the wall clock is set: the number of the run comes first, and a
-recorder gives its files ascending names. The spool outlives the agent, and the next agent continues with it.
-"""
+recorder gives its files ascending names. The spool outlives the agent, and the next agent continues with it."""
 
 import contextlib
 import fcntl

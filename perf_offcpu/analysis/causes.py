@@ -12,8 +12,7 @@ The innermost function says how a thread sleeps (`epoll_wait`), not why. The nam
 
 Waits for a CPU (run queue, throttled) and stops have no name: they can happen anywhere in the program.
 Libraries and runtimes are known by file (libc, libstdc++, interpreters, the JVM) and by function: wrappers of
-`analysis.classes.wait_classes`, and those of interpreters.toml.
-"""
+`analysis.classes.wait_classes`, and those of interpreters.toml."""
 
 import re
 

@@ -19,8 +19,7 @@ lock until then, and by the waiter, which has it next. Between two moments the l
 name. If they name different threads, the lock changed hands unseen, and the holder is not known. A queue lasts as long
 as some thread waits; if no moment of it names a thread, the holder is not known, either. A waiter that waits again was
 overtaken: it did not have the lock. A thread that takes a lock for which no thread waits is not seen, so nothing is
-concluded from one queue for the next.
-"""
+concluded from one queue for the next."""
 
 import numpy as np
 

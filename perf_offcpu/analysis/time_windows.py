@@ -7,9 +7,7 @@
     10%/2               the second tenth
     20%                 the first fifth
 
-A sample is in a window if its time is in it; the time of a wait is its end. Source:
-tools/perf/util/time-utils.c.
-"""
+A sample is in a window if its time is in it; the time of a wait is its end. Source: tools/perf/util/time-utils.c."""
 
 from __future__ import annotations
 

@@ -8,8 +8,7 @@
     tmp/perf-123.map              the perf map of a process
 
 This is perf's build-id cache (tools/perf/util/build-id.c): perf and perf-offcpu read it as --buildid-dir, perf-offcpu
-also as --symfs. Objects are taken only if addresses of the recording lie in them and they are the recorded ones.
-"""
+also as --symfs. Objects are taken only if addresses of the recording lie in them and they are the recorded ones."""
 
 import contextlib
 import os

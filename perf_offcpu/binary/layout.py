@@ -12,8 +12,7 @@ A row depends on at most two things, which is enough for every structure of perf
 A row is a Field, or (names, type) or (names, type, condition) for neighbours that have nothing else to say.
 
 Every read is checked against the end of the record; a violation is a `LayoutError`, never an over-read.
-Whole columns of one field over many records are read by `columnar`, from the same tables.
-"""
+Whole columns of one field over many records are read by `columnar`, from the same tables."""
 
 from __future__ import annotations
 

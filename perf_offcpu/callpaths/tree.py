@@ -16,8 +16,7 @@ upside down, so that its leaf meets the sleeper's, and its name.
 
     comm ─ main ─ read ─ -- ─ try_to_wake_up_[w] ─ write_[w] ─ main_[w] ─ waker_[w]
 
-After it may come the waker of the waker in the same form, and so on (`callpaths.chains`).
-"""
+After it may come the waker of the waker in the same form, and so on (`callpaths.chains`)."""
 
 from collections.abc import Sequence
 from dataclasses import field, replace

@@ -17,8 +17,7 @@ and the own waits of all threads sum exactly to the weight that all threads and 
 Interrupts wake on behalf of devices, which are nodes by kind: an edge to [disk] is a wait for the disk. Summed short
 waits have no place in time and are left out. If the waker itself slept before the wake-up, it passes on nothing from
 that time on. So each further wait of a chain ends earlier, and the steps end. In chains longer than MAX_DEPTH, or with
-more than MAX_PARTS parts, the remaining weight is held where it is, as CUT.
-"""
+more than MAX_PARTS parts, the remaining weight is held where it is, as CUT."""
 
 import enum
 

@@ -8,8 +8,7 @@ has not ended, explains itself. Source of the definition: Perfetto, stdlib `sche
 
 All waits of one depth are followed at once. At each depth the spans to explain do not overlap and end before
 the wait that led to them, so the walk ends. Summed short waits have no place in time: they count as running,
-and `summed_ns` is their length.
-"""
+and `summed_ns` is their length."""
 
 import enum
 import math

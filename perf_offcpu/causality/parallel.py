@@ -9,8 +9,7 @@ in which none ran sum to the window without pauses. Begins and ends of all runs 
 else follows from cumulative sums.
 
 A thread runs from its birth to its exit, except during its waits, also for a CPU. Summed waits, and
-preemptions that were not recorded, have no place in time: they count as running.
-"""
+preemptions that were not recorded, have no place in time: they count as running."""
 
 from typing import Any
 

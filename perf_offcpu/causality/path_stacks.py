@@ -8,8 +8,7 @@
 
 A stack holds, for each hop, the stack in which a thread waited and the comm of the thread that woke it, then
 the state of the last thread: the stack of its own wait, or the stacks of its CPU samples below `[running]`.
-Its running time is divided among the CPU samples in this time. Weights sum to the window, in ns.
-"""
+Its running time is divided among the CPU samples in this time. Weights sum to the window, in ns."""
 
 from collections.abc import Iterator
 from dataclasses import replace

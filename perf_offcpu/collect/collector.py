@@ -13,8 +13,7 @@ steps, so that processes that already run can be read from /proc in between:
     collector.resume()      # waits and samples flow again
     collector.end()         # nothing flows any more; counters and sums are final
 
-Programs, events and rings belong to file descriptors: however the recorder ends, the kernel then removes them all.
-"""
+Programs, events and rings belong to file descriptors: however the recorder ends, the kernel then removes them all."""
 
 import contextlib
 from collections.abc import Callable, Collection

@@ -5,8 +5,7 @@ A command is a line; a NUL or the end of the input ends it, too, as in perf. Eac
 newline, if there is a descriptor for answers. A command that cannot be carried out is reported on standard error, too.
 
 Source: tools/perf/util/evlist.h (EVLIST_CTL_CMD_*_TAG), evlist.c: evlist__ctlfd_process(); `account` and `period` are
-ours.
-"""
+ours."""
 
 import contextlib
 import os

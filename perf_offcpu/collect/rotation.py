@@ -4,8 +4,7 @@
 As in perf: at a signal (SIGUSR2), when a file has reached a size, or after a time. The name of each file ends with the
 time at which it was begun, to the hundredth of a second, as with `perf record --timestamp-filename`.
 
-Source: tools/perf/builtin-record.c: switch_output_setup().
-"""
+Source: tools/perf/builtin-record.c: switch_output_setup()."""
 
 import os
 import time

@@ -21,8 +21,7 @@ periods, iterators, /proc, names and ends of files) is done in a thread, and rin
 to the file itself can hold the recorder up.
 
 No FINISHED_ROUND records are written. They let perf sort and forget as it reads, but a sum carries the time of its last
-wait, which is long past when the sum is written. Without them perf sorts everything at the end.
-"""
+wait, which is long past when the sum is written. Without them perf sorts everything at the end."""
 
 import contextlib
 import errno

@@ -17,8 +17,7 @@ wrong order: so "run queue" ends a tenth of a nanosecond before its wait, a wake
 is as much earlier, and there is a microsecond between two sums. `args` hold no numbers that differ from wait
 to wait, because speedscope takes them for a part of the name. There is no `displayTimeUnit`: "ns" makes some
 readers take `ts` for nanoseconds. Source: Google's "Trace Event Format", and what reads it:
-src/trace_processor/importers/json of https://github.com/google/perfetto.
-"""
+src/trace_processor/importers/json of https://github.com/google/perfetto."""
 
 import json
 from collections.abc import Iterable, Iterator

@@ -6,8 +6,7 @@
 One line for each distinct stack of a thread name, sorted; WEIGHT is an integer: ns of off-cpu time, or occurrences of
 the event. The unit is not in the file: `flamegraph.pl --countname=ns`. In a coarser unit a line is off by less than one
 and the total by at most a half (`callpaths.weights.in_units`); lines of 0 are left out. Source of the format:
-stackcollapse-perf.pl and flamegraph.pl of https://github.com/brendangregg/FlameGraph.
-"""
+stackcollapse-perf.pl and flamegraph.pl of https://github.com/brendangregg/FlameGraph."""
 
 from typing import TextIO
 

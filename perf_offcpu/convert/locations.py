@@ -5,8 +5,7 @@ A location is an address in a mapping. In the profile an inlined function is a f
 stack than the function that it was inlined into, at the same address; here both are lines of one location.
 Marks such as `[missed kernel stack]` are locations without an address. Numbers are dense and in order, from 1
 on, only what a stack uses has one, and equal entries are one: Parca takes no other ids, and tables of OTLP
-have neither unused nor equal entries.
-"""
+have neither unused nor equal entries."""
 
 from typing import NamedTuple, TypeVar
 

@@ -7,8 +7,7 @@ samples), and one more type for each event that does not count time. Labels hold
 object, holder, waker and cgroup. Locations are addresses, and mappings have build-ids; inlined functions are
 lines of one location (`convert.locations`).
 
-There is no time axis. Source of the format: proto/profile.proto of https://github.com/google/pprof.
-"""
+There is no time axis. Source of the format: proto/profile.proto of https://github.com/google/pprof."""
 
 import gzip
 from collections.abc import Iterator

@@ -8,8 +8,7 @@ or, for a binary format, bytes. All formats write integers and sort what they wr
 equal the profile's to the unit and the same profile always yields the same bytes. Where weights of different
 units would be summed, `write` raises UsageError.
 
-To add a format, write its module and add its row. Modules are imported when used.
-"""
+To add a format, write its module and add its row. Modules are imported when used."""
 
 from __future__ import annotations
 

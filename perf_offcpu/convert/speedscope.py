@@ -7,8 +7,7 @@ where the weights before it end, so the time between two waits is an empty stack
 same moment. Sums of short waits have no place in time: they follow the last wait, below a frame that says so.
 
 The format holds stacks and weights only. Source of the format: src/lib/file-format-spec.ts and the
-importer src/lib/file-format.ts of https://github.com/jlfwong/speedscope.
-"""
+importer src/lib/file-format.ts of https://github.com/jlfwong/speedscope."""
 
 import json
 from collections.abc import Iterator

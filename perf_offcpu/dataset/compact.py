@@ -10,8 +10,7 @@
 time, also after a crash at any step; the next compaction completes an interrupted one. A reader that lists
 folders by itself can see rows twice between steps 3 and 4. A segment that is delivered again after compaction
 is not written again, because the note names it. Samples, budgets, hosts, losses and gaps are sorted by (host,
-time); of stacks and frames one row of each id is kept.
-"""
+time); of stacks and frames one row of each id is kept."""
 
 from __future__ import annotations
 

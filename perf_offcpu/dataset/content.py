@@ -6,8 +6,7 @@
     stack_id   blake2b, 8 bytes, of its frame ids, leaf first, 8 bytes each, little endian
 
 Both are read as little-endian signed integers; 0, which stands for no stack, becomes 1. Among a billion
-different stacks two share an id with a probability of 3 %.
-"""
+different stacks two share an id with a probability of 3 %."""
 
 import hashlib
 from itertools import pairwise

@@ -21,8 +21,7 @@ CHUNK = 1 << 17  # number of rows in memory while files are merged
 _MOST_VALUES = ROW_GROUP * 1024
 """Most values of a column in a row group: as many as ROW_GROUP of the deepest stacks have.
 
-A list of millions of equal numbers takes a kilobyte in a file, and as much memory as other lists.
-"""
+A list of millions of equal numbers takes a kilobyte in a file, and as much memory as other lists."""
 _DIFFERENCES = frozenset({"time_ns", "off_ns", "weight_ns", "runq_ns"})
 """Columns of mostly different numbers: their differences are shorter than a dictionary."""
 _STATISTICS = {

@@ -13,8 +13,7 @@ Ids of stacks and frames are hashes of their content, so files of several hosts 
 concatenation. Equal stacks and frames may occur several times: a query takes one row of each id. All types
 used here exist in DuckDB, Spark, ClickHouse and Trino: no unsigned integers.
 
-Documentation/dataset.md describes the tables to users; a test compares both.
-"""
+Documentation/dataset.md describes the tables to users; a test compares both."""
 
 from perf_offcpu.structs import frozen
 from perf_offcpu.tables import read_table

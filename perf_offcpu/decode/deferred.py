@@ -11,8 +11,7 @@ completes all samples that the thread had since it entered the kernel. Two forms
 
 Records without a sample are normal (other perf sessions cause them), and so are samples whose record was
 lost. A sample may even come after its record: cookies are matched in both directions, where perf 7.2 looks
-only forward. (The v12 form, posted in July 2025, never was in a released kernel.)
-"""
+only forward. (The v12 form, posted in July 2025, never was in a released kernel.)"""
 
 from typing import NamedTuple
 

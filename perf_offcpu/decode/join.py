@@ -11,8 +11,7 @@ their CLOCK_DATA (`perf record -k mono`, and all of this project's), or on reque
 Recordings of one host become one: a process in two of them is one process, a wait that went on from one file
 of `record --switch-output` into the next counts once. Names, maps and processes that a recording found at its
 begin hold from then on, so that a reused pid is not mistaken. Hosts stay apart until their addresses are
-named, each by its own kernel and files (`symbolize.load`).
-"""
+named, each by its own kernel and files (`symbolize.load`)."""
 
 import dataclasses
 import os

@@ -4,8 +4,7 @@
 Two producers write such samples. The magic of the extension marks this project's. Upstream's need care
 (checked against perf 7.2): samples sent directly hold tid and pid in the other order (`repair_ids` exchanges
 them when all tasks are known); sums carry a dummy time; a 33rd frame is the stale cgroup id of an
-earlier record; and the raw size includes padding, so only `nr` gives the number of frames.
-"""
+earlier record; and the raw size includes padding, so only `nr` gives the number of frames."""
 
 from typing import Any
 

@@ -7,8 +7,7 @@ TMPDIR), so that memory stays bounded.
 
 The BPF program copies a stack once: samples and sums with the same number (`caller` in the payload) share
 the copy in one of them. The rings of several CPUs are read one after the other, so that a sample may come
-before the one with its copy.
-"""
+before the one with its copy."""
 
 import os
 from collections.abc import Callable

@@ -4,8 +4,7 @@
 Shares are of the time of all threads, running included: budgets have the time on CPUs and the time waiting for one.
 Where the selection leaves out threads or parts of segments, budgets do not fit it: then the time on CPUs is not
 known, and the time waiting for a CPU is that inside the selected waits. Waits for the end of threads and processes
-take as long as what these do, and idle threads only wait for work: neither is ranked.
-"""
+take as long as what these do, and idle threads only wait for work: neither is ranked."""
 
 from collections import Counter
 from typing import Any

@@ -5,8 +5,7 @@ to the begin of the window, with the request, or began nearest to its end, after
 
 Clocks of two hosts are compared by these pairs: a request arrives a moment after the window begins, and the thread
 waits again a moment before it ends. The offset is half way between both, as in NTP, and half of what they differ is its
-error. A host has the same clock until it boots.
-"""
+error. A host has the same clock until it boots."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence

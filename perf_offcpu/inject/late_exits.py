@@ -6,8 +6,7 @@ forgets the thread at that record, and shows its last samples as those of ":TID"
 after the last wait, before the thread id is used again, and is inserted by that time.
 
 The recorder empties the rings of the CPUs one after the other. A sample of one CPU can thus precede the
-sample of another CPU that has the copy of its stack. Such copies are few.
-"""
+sample of another CPU that has the copy of its stack. Such copies are few."""
 
 from collections.abc import Callable, Iterable
 

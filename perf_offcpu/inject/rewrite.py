@@ -10,8 +10,7 @@ through these stages:
   where their time lies (`TimedRecords`).
 
 Compressed input comes out decompressed, attrs are cut to the 128 bytes that perf 6.1 knows (`header`).
-Everything else stays as it is, byte for byte and in its order. The byte order stays that of the input.
-"""
+Everything else stays as it is, byte for byte and in its order. The byte order stays that of the input."""
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence

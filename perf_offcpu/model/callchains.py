@@ -7,8 +7,7 @@ never merge two chains.
 
 A snapshot is the thread's user registers and the bytes of its stack from the stack pointer upwards, to be unwound
 later. The bytes can be anything that the program had on its stack, secrets included, and are dropped once they are
-unwound.
-"""
+unwound."""
 
 from __future__ import annotations
 

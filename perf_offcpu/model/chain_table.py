@@ -5,8 +5,7 @@ A recording repeats few callchains many times, so only the different ones stay i
 hash, and compared word by word. The rows of many hashes are looked up at once, in an open hash table in
 numpy: the upper bits of a hash, multiplied, select its first slot, the lower ones the distance to the next
 (double hashing: different hashes share slots by accident only). Each step looks at all open hashes; at most
-half of the slots are taken, so each step settles half of them.
-"""
+half of the slots are taken, so each step settles half of them."""
 
 import numpy as np
 

@@ -9,8 +9,7 @@ uint32, row 0 is ""; times and periods int64 ns (numpy turns uint64 with int64 i
 uint64, combined only with uint64. `check()` proves the declaration; tests call it after each stage.
 
 Texts come from kernels and files as bytes that need not be UTF-8 (a comm may end inside a character):
-they are decoded with surrogateescape, which writes the same bytes back. Output escapes them (`text`).
-"""
+they are decoded with surrogateescape, which writes the same bytes back. Output escapes them (`text`)."""
 
 import copy
 import dataclasses

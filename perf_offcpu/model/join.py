@@ -24,8 +24,7 @@ Part = TypeVar("Part", Recording, Profile)
 PID_STEP: Final = 10_000_000
 """Pids and tids of host k are increased by k times this number, in profiles of several hosts.
 
-It exceeds all pids, which end at 4 194 304. It is decimal, so that the old pid is legible in the new one.
-"""
+It exceeds all pids, which end at 4 194 304. It is decimal, so that the old pid is legible in the new one."""
 
 
 def host_of(tids: NDArray[Any], meta: Meta) -> NDArray[Any]:

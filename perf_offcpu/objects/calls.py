@@ -6,8 +6,7 @@
     ff 14 25 abs32    call *slot
     bl function       arm64, likewise function@plt
 
-Only the bytes next to the given addresses are read, and of relocations those of the slots in question.
-"""
+Only the bytes next to the given addresses are read, and of relocations those of the slots in question."""
 
 from typing import Final
 

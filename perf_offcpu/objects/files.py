@@ -8,8 +8,7 @@ does not count, except for the files that `perf inject --jit` makes of code. Wro
 frames of a refused file stay [unknown], and the cause is counted and reported.
 
 The image of the vDSO is that of the running kernel, from the memory of this process; the recorded build-id tells if
-it is the right one.
-"""
+it is the right one."""
 
 import functools
 import os

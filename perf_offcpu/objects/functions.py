@@ -16,8 +16,7 @@ only bound the function before them.
 The table of a file is kept in the cache under the identity of the files that were read, the object and its debug
 file, so a debug file that is installed later, or a rewritten file, changes the key.
 
-Not covered: section-relative symbols of unlinked objects and kernel modules, PowerPC function descriptors.
-"""
+Not covered: section-relative symbols of unlinked objects and kernel modules, PowerPC function descriptors."""
 
 from collections.abc import Callable
 from contextlib import ExitStack

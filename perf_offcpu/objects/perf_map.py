@@ -7,8 +7,7 @@
 Java, Node, Python (-X perf), .NET and others write it. Later lines replace earlier ones, because the memory
 of discarded code is reused. As in perf, a map counts only if it belongs to root or to the user (dso__load in
 tools/perf/util/symbol.c). The map of a process in a container is looked up inside it, under the pid that the
-process has there. A map of an earlier or later process with the same pid is refused, where times tell.
-"""
+process has there. A map of an earlier or later process with the same pid is refused, where times tell."""
 
 from __future__ import annotations
 

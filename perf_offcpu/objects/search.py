@@ -13,8 +13,7 @@ or below a debug root, and by the path of the object as on Fedora and Ubuntu. A 
 have the same build-id; without build-ids, if the .gnu_debuglink of the object names it and holds its CRC.
 
 Sources: GDB manual, "Debugging Information in Separate Files"; perf's dso__read_binary_type_filename
-(tools/perf/util/dso.c) and build_id_cache__linkname (tools/perf/util/build-id.c) of Linux 6.16.
-"""
+(tools/perf/util/dso.c) and build_id_cache__linkname (tools/perf/util/build-id.c) of Linux 6.16."""
 
 import os
 import zlib

@@ -5,8 +5,7 @@ The stream is flushed after each record and never ended, so one decompressor ser
 of a record may end inside an inner record. After an error perf begins a new frame, and so do we.
 
 What we write are PERF_RECORD_COMPRESSED records (type 81), which perf reads from 5.2 on. A block is small enough for
-its record even if nothing in it can be compressed; the stream's window goes on, so small blocks cost little.
-"""
+its record even if nothing in it can be compressed; the stream's window goes on, so small blocks cost little."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any

@@ -3,8 +3,7 @@
 
 The layouts have the fields and their order. This module adds how some of them look: numbers in hex, flags and enums,
 bytes that are a name. Names are shown as Python writes bytes (`b'blo\\x1bcker'`): exact, on one line, and nothing in
-them can drive a terminal.
-"""
+them can drive a terminal."""
 
 import enum
 from collections.abc import Iterator, Mapping

@@ -9,8 +9,7 @@
 
 It resembles `perf script -D`, reads files that perf refuses, too, and does not re-type, merge, order or repair
 anything. A record that does not fit its layout is shown as far as it does, with a line that begins with `!`. Offsets
-are those of the file; records out of compressed ones are marked `zstd`, with offsets in the decompressed stream.
-"""
+are those of the file; records out of compressed ones are marked `zstd`, with offsets in the decompressed stream."""
 
 from collections import Counter
 from collections.abc import Generator, Iterator

@@ -6,8 +6,7 @@ limited, and unreadable parts are counted. Only a file that is no perf.data, or 
 
 In the pipe form the head arrives as records before the records that it describes (`PipeHead`): HEADER_ATTR holds an
 event and its ids, EVENT_UPDATE its name, HEADER_FEATURE the body of a feature, HEADER_BUILD_ID an entry of the
-feature BUILD_ID, HEADER_TRACING_DATA the formats of tracepoints.
-"""
+feature BUILD_ID, HEADER_TRACING_DATA the formats of tracepoints."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import field, replace

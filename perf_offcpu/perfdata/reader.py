@@ -7,8 +7,7 @@
 
 `events` and `features` are complete for files from the start; in the pipe form they arrive as records, and are read
 before the chunk that holds these records is yielded. Compressed records are yielded decompressed. Damage is counted in
-`counters`; the module `header` says which damage raises.
-"""
+`counters`; the module `header` says which damage raises."""
 
 from __future__ import annotations
 

@@ -12,8 +12,7 @@ container names, texts are those of the kernel:
     u32 systems × { name, NUL | u32 events, events × file }  the formats
     u32 size, symbols (perf writes none) | u32 size, printk formats | u64 size, comms: not read here
 
-where a file is {u64 size, bytes}. Pipes carry the same bytes after a HEADER_TRACING_DATA record.
-"""
+where a file is {u64 size, bytes}. Pipes carry the same bytes after a HEADER_TRACING_DATA record."""
 
 import mmap
 import re

@@ -16,8 +16,7 @@ Where readers of OTLP differ, the request has the form that all of them accept:
 
 Waits are cut into parts that servers accept. A value is off-CPU time in ns of one stack and set of labels. Labels of
 samples become labels of series in Pyroscope (5000 series by default) and columns in Parca, so samples have two labels
-only: comm and class of the wait. Threads, objects and other details stay in recordings and datasets.
-"""
+only: comm and class of the wait. Threads, objects and other details stay in recordings and datasets."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@
 The collector counts switches and yields exact budgets (`model.recording.Budget`), also of threads without any
 sample. For other recordings they are derived from the waits: then the time outside of recorded waits,
 running or unknown, is one number. Rows are threads, or sums of threads by comm, process or cgroup. Together
-with the rows of `rest`, the sums of all rows over the limit, they sum to `total`.
-"""
+with the rows of `rest`, the sums of all rows over the limit, they sum to `total`."""
 
 from dataclasses import dataclass
 from typing import NamedTuple

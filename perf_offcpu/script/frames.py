@@ -6,8 +6,7 @@
             7fca03ca9d90 sem_clockwait (called) (/usr/lib/x86_64-linux-gnu/libc.so.6)
 
 The last one has no symbol: its caller called that function (`symbolize.calls`). perf shows it as [unknown].
-Each frame and each stack is formatted once, however many samples have it, within a bounded memory.
-"""
+Each frame and each stack is formatted once, however many samples have it, within a bounded memory."""
 
 import functools
 from collections.abc import Callable

@@ -9,8 +9,7 @@
 
 It differs from perf where perf has no way to say what is true: samples without a time of their own (sums of waits)
 show `-` and come last, and off-cpu samples have fields of their own (`state=S syscall=futex …`, `fields.OWN_FIELDS`).
-Columns are formatted a block of samples at a time and joined by C code; stacks come from `frames`.
-"""
+Columns are formatted a block of samples at a time and joined by C code; stacks come from `frames`."""
 
 import functools
 import time

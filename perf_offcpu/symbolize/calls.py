@@ -10,8 +10,7 @@ Exported functions of a stripped library often end with a jump to a local one, w
 The frame of the local function returns to the program, and the instruction before that address tells what was
 called: `sem_clockwait`. A function that the dynamic linker looked up counts only if the file of the frame
 exports its name; otherwise another file had put its own function in front. A function of the same file counts
-if a symbol begins at its address.
-"""
+if a symbol begins at its address."""
 
 from __future__ import annotations
 

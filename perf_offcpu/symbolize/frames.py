@@ -5,8 +5,7 @@ location ──> [innermost inlined, …, the function itself]       leaf first,
 
 A callchain is a row of words, leaf first; a context marker tells the kind of the addresses after it (before
 the first marker: the user's). The same words mean different code in different
-address spaces, so the unit is a pair (address space, callchain).
-"""
+address spaces, so the unit is a pair (address space, callchain)."""
 
 import numpy as np
 

@@ -4,8 +4,7 @@
 A call of CPython's C function that interprets runs several Python functions: the frames of these are inserted above
 the call's, towards the leaf, named as in a perf map. Calls and functions are paired from the leaf on, so that a stack
 that is cut before its root has the right functions at the calls that it has; functions of calls that it lacks stand
-next to its root. With perf trampolines (`python -X perf`) the caller of the call has that name already.
-"""
+next to its root. With perf trampolines (`python -X perf`) the caller of the call has that name already."""
 
 import re
 from typing import Final

@@ -5,8 +5,7 @@
                                                           └──> stack tree <───────────────────┘
 
 Each step works on distinct values: a recording of a million waits has some thousand callchains and some
-thousand addresses.
-"""
+thousand addresses."""
 
 import numpy as np
 

@@ -6,8 +6,7 @@ consecutive intervals add up. A wait counts in the interval in which it ends; `a
 waits. Waits that have not ended are counted apart, as blocked now.
 
 By comm, process, thread and cgroup, times are those that the recorder counted at each switch (budgets), of threads that
-did not wait, too. By other keys they are those of the waits, and the time running is not known.
-"""
+did not wait, too. By other keys they are those of the waits, and the time running is not known."""
 
 from collections.abc import Callable
 from dataclasses import replace

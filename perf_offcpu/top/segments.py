@@ -9,8 +9,7 @@ new file (`snapshot`), so that memory stays bounded; the one before is kept, and
 grows large ends by itself, while `top` is stopped.
 
 Nothing is left behind, whatever ends this process. The recorder ends with it (`--until-exit`), and a shell that waits
-on a pipe for the end of both removes the directory.
-"""
+on a pipe for the end of both removes the directory."""
 
 import contextlib
 import os

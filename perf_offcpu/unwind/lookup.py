@@ -14,8 +14,7 @@ of other sizes, of Pythons that keep a frame pointer there, are unwound by the f
 
 HotSpot's compilers use the frame pointer as any register. The map that the recorder got of the JVM tells the size of
 each frame. The interpreter keeps a frame pointer; the word below the saved one is the caller's stack pointer
-(`interpreter_frame_sender_sp_offset` in frame_x86.hpp), which a compiled caller needs.
-"""
+(`interpreter_frame_sender_sp_offset` in frame_x86.hpp), which a compiled caller needs."""
 
 from collections.abc import Callable
 from typing import Final, NamedTuple, Self

@@ -6,8 +6,7 @@ saved registers are at fixed offsets below it. Frames with such rules take the f
 (PLT stubs, signal frames, realigned stacks) go rule set by rule set.
 
 A step can only lead up the stack: a CFA that does not advance ends the walk, so circular rules cost no more
-steps than the copy has words.
-"""
+steps than the copy has words."""
 
 from typing import Final
 

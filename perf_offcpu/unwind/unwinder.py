@@ -4,8 +4,7 @@
 The kernel cannot walk the stacks of programs built without frame pointers, as most distributions ship them. But their
 files hold for every address the rules to find the caller's frame (.eh_frame). So a recording with registers and the top
 of the stack, by `perf record --call-graph dwarf` or this project's `cfi`, is unwound here. The kernel part of the
-recorded callchain stays; the user part, the kernel's walk along frame pointers, is replaced.
-"""
+recorded callchain stays; the user part, the kernel's walk along frame pointers, is replaced."""
 
 from __future__ import annotations
 

@@ -11,8 +11,7 @@ A page shows a session in a fenced block:
 
 Figures differ from run to run: a number stands for any number, and blanks for any blanks. A line that is only
 `…` stands for any lines, a `…` at the end of a line for its rest. The column "Blocked D" may be printed but
-not shown: it is there if any thread waited for a page of a file. Everything else must be printed as shown.
-"""
+not shown: it is there if any thread waited for a page of a file. Everything else must be printed as shown."""
 
 import re
 import shlex

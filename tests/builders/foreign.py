@@ -5,8 +5,7 @@
 
 File form in, file form out. Text and opaque bytes stay. What has no layout cannot be turned and is left out (the
 features CPU_TOPOLOGY, MEM_TOPOLOGY, BPF_PROG_INFO, BPF_BTF). Raw data is the producer's: off-cpu payloads and our
-counters are turned by their layouts, fields of tracepoints by their formats in TRACING_DATA, which is turned itself.
-"""
+counters are turned by their layouts, fields of tracepoints by their formats in TRACING_DATA, which is turned itself."""
 
 from collections.abc import Iterator
 from pathlib import Path

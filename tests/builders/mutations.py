@@ -6,8 +6,7 @@
     content(path)                          the same for files that are the same to all behind the reader
 
 Half of the mutations know the format: they strike the headers of records, counts and sizes, ids, and the
-numbers at which readers stumble; the others strike anywhere.
-"""
+numbers at which readers stumble; the others strike anywhere."""
 
 import hashlib
 import os

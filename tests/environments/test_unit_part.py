@@ -3,8 +3,7 @@
 
 Bare: no variable but PATH, a home that does not exist, no debug files, and a kernel without build-id and of
 another release than any recording has. Full: another user, whose home and machine have debug files, caches
-and settings for all that the recordings name, each with wrong content; a narrow terminal, another time zone.
-"""
+and settings for all that the recordings name, each with wrong content; a narrow terminal, another time zone."""
 
 import os
 import shlex

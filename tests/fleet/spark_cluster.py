@@ -8,8 +8,7 @@ install openjdk-17-jre-headless).
     ~/spark/bin/python -m pytest -p no:cacheprovider tests/fleet/spark_cluster.py
 
 PERF_OFFCPU_SPARK=spark:local[2] chooses another master. PERF_OFFCPU_DATASET=DIR and PERF_OFFCPU_SERVICE=NAME
-choose another dataset, and a service in it, for the test of the heaviest stacks of a service.
-"""
+choose another dataset, and a service in it, for the test of the heaviest stacks of a service."""
 
 import os
 import random

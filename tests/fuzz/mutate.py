@@ -4,8 +4,7 @@
 Each number from the seed on makes one damaged copy of one small recording (tests/builders/zoo.py). It is read; every
 16th is dumped and injected, every 32nd printed in several forms, too. Printed is what raised anything but our own
 errors, took longer than `--seconds`, or more memory than `--memory`; the exit status is the number of such failures (at
-most 100). `--only N` runs one number again, with a traceback; `--save DIR` keeps what failed.
-"""
+most 100). `--only N` runs one number again, with a traceback; `--save DIR` keeps what failed."""
 
 import random
 import sys
@@ -25,8 +24,7 @@ LARGE = sorted(ZOO.keys() - set(SMALL))
 def damaged(number: int) -> tuple[str, bytes]:
     """The recording of a number: which one it was, and the copy.
 
-    Eleven of twelve are small ones: read three times as fast, and most of their bytes matter.
-    """
+    Eleven of twelve are small ones: read three times as fast, and most of their bytes matter."""
     rng = random.Random(number)
     names = SMALL if number % 12 else LARGE
     name = names[number // 12 % len(names)] if names is LARGE else names[number % len(names)]

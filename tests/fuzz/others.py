@@ -4,8 +4,7 @@
 Each number from `--seed` on makes one hostile file of each kind (`--kind archive|map|kallsyms|elf` chooses).
 Anything but a result or an error of this project, more time than `--seconds`, more memory than `--memory`, a
 name outside the directory of an archive, or more bytes than its bound, is a failure, and is printed; the exit
-status is the number of failures (at most 100). The other options are those of `mutate.py`.
-"""
+status is the number of failures (at most 100). The other options are those of `mutate.py`."""
 
 import bz2
 import contextlib

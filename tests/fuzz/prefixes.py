@@ -4,8 +4,7 @@
 A recorder can be killed, and a disk full, at any byte. Printed is what raised anything but our own errors;
 the exit status is 1 if there was any. Each prefix is opened and cut into records. Those that give the same
 records, events and features as one before are the same to everything behind the reader; of all others,
-everything is made: columns, dump, inject, script, report, folded stacks.
-"""
+everything is made: columns, dump, inject, script, report, folded stacks."""
 
 import argparse
 import os

@@ -4,8 +4,7 @@
 Needs atheris (`pip install atheris`), which this project otherwise does not. It begins with the small
 recordings of tests/builders/zoo.py that are not too large for it; options are libFuzzer's. An input that
 raises anything but our own errors ends the run and is written to crash-*; give it as argument to see it
-again. Every fourth input, by its length, is dumped and injected, too, and every fourth printed.
-"""
+again. Every fourth input, by its length, is dumped and injected, too, and every fourth printed."""
 
 import sys
 import tempfile

@@ -3,8 +3,7 @@
 
 Of four numbers three are recordings (those of `mutate.py`), one is a dataset with a damaged file. Each
 command runs as from a shell, in this process; a traceback, another status than STATUSES, or more time or
-memory than allowed is a failure. Options and exit status are those of `mutate.py`.
-"""
+memory than allowed is a failure. Options and exit status are those of `mutate.py`."""
 
 import contextlib
 import functools

@@ -5,8 +5,7 @@ usage, as a command: PYTHONPATH=tests python -m kernel.gdb_stacks STOPS COMMAND 
 
 gdb attaches, and gives of each thread its registers, the top of its stack and its frames; from the first two
 our frames are made. Frames that gdb shows for inlined functions and for tail calls (which it infers from
-debug information) are not on the stack, and do not count.
-"""
+debug information) are not on the stack, and do not count."""
 
 import json
 import platform

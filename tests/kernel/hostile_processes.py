@@ -7,8 +7,7 @@ Each row of KINDS is a process, which says when it is in its state. Then the fil
 that reads requests and never answers), and the commands run one by one; `{pids}` in them are the ids of the
 processes. Standard output is one line of JSON: the pid of each kind, the naps of a process that does nothing
 of the sort, and of each command its status, what it said, and the memory of its largest process.
-SCALE is 1, or 2 for the greatest numbers that the kernel allows. Needs root.
-"""
+SCALE is 1, or 2 for the greatest numbers that the kernel allows. Needs root."""
 
 import _thread
 import contextlib

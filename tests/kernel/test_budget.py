@@ -51,8 +51,7 @@ class Beside:
     perf misses switches at times on idle CPUs, and its `sched timehist` then shows waits that are too short.
     So only threads of which it has every switch are compared: as many waits as budgets have switches but the
     last, which is death, and no less time on the CPU than the thread itself counted. Before the exec of the
-    command, where its budget begins, it had waited for its start.
-    """
+    command, where its budget begins, it had waited for its start."""
 
     def __init__(self, path: Path, budget: Budget, threads: dict[str, Thread]) -> None:
         cpu_ns = {thread.tid: thread.cpu_ns for thread in threads.values()}

@@ -2,8 +2,7 @@
 """Does a recording go on, whatever other processes do (`hostile_processes.py`)?
 
 Each of them is described as far as possible, and counted; a process that sleeps beside them is recorded as if
-it were alone.
-"""
+it were alone."""
 
 import json
 import os

@@ -79,8 +79,7 @@ def is_perfs_mistake(index: int, perf: Frame, own: Frame) -> bool:
     PLT entry of libc is for (or takes another, as it passes over entries that a function resolves), nor those
     of a program's second PLT: objdump and readelf do. Nor can anybody name code of the kernel that came and
     went meanwhile, outside its text. Functions of a module whose file perf does not find are the kernel's to
-    it. perf 6.12 has no names for the vDSO at times.
-    """
+    it. perf 6.12 has no names for the vDSO at times."""
     if (perf.ip, perf.sym, perf.dso) == (own.ip, own.sym, "[kernel.kallsyms]"):
         return own.dso in modules_of(own.sym.partition("+")[0])
     if (perf.sym, perf.dso, own.sym, own.dso) == (UNKNOWN, UNKNOWN, UNKNOWN, "[kernel.kallsyms]"):

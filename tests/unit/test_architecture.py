@@ -5,8 +5,7 @@ Data goes one way, from the kernel to text and pictures; no import goes against 
 
     kernel -> collect -> perf.data -> perfdata -> decode -> symbolize -> convert, report -> commands
 
-The sources are read with `ast`; nothing is imported.
-"""
+The sources are read with `ast`; nothing is imported."""
 
 import ast
 import functools

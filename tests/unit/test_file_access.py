@@ -4,8 +4,7 @@
 A reason is a comment `# direct: WHY` on a line of the call, or on the line before it; `# direct in this module: WHY`
 holds for a module that reads files of the kernel alone. Calls need none that take a descriptor, or a path of /proc or
 /sys that stands in the call or is a constant of the module. The test reads the sources with `ast`: it finds calls by
-the names of functions and methods, so it may ask for a reason once too often, but it misses no usual way.
-"""
+the names of functions and methods, so it may ask for a reason once too often, but it misses no usual way."""
 
 import ast
 import re

@@ -5,8 +5,7 @@ A table of that page has a row for each module that starts a process, changes ri
 of one, signals one, calls the C library or the kernel without a function of Python, or loads code by a name.
 The row lists the calls. The test finds them in the sources with `ast`, by the names of modules and functions:
 a new call fails until its row says with whose rights it runs and why, and so does a row whose call is gone.
-Variables that name code or paths are ignored for root (how: tests/kernel/test_hostile_users.py).
-"""
+Variables that name code or paths are ignored for root (how: tests/kernel/test_hostile_users.py)."""
 
 import ast
 import re

@@ -4,8 +4,7 @@
 Emulation takes some ten times as long as the machine itself, and some hours for all of tests/kernel. The rest there
 (`--all`) asks about things that are the same on every kernel: commands of pages, runtimes and their symbol files, files
 that are only read, mistakes of users, how the program ends and talks to terminals, many examples where one is enough.
-`scripts/suitetest` shows without emulation what another perf, Python or bcc changes about that.
-"""
+`scripts/suitetest` shows without emulation what another perf, Python or bcc changes about that."""
 
 import re
 from pathlib import Path

@@ -11,8 +11,7 @@ moment of the minute: what programs do at each full minute must be seen neither 
 
 A file may stay open over a pause. Otherwise it ends with the pause and a new one begins after it, which has to be
 described, read and symbolized, too: about half a second of CPU time. Where programs start all the time, following them
-costs more than that.
-"""
+costs more than that."""
 
 import random
 from collections import deque

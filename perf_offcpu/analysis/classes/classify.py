@@ -27,8 +27,7 @@ work is under way, or only time has to pass. Documentation/wait-classes.md expla
 
 A sum has neither a kernel stack nor an object, and read() alone does not tell a pipe from a file. A single wait of the
 same process, in the same system call, called from the same place of the program, does. If such single waits have
-several classes, the most frequent class is used. Waits for a CPU, and of stopped threads, are not considered.
-"""
+several classes, the most frequent class is used. Waits for a CPU, and of stopped threads, are not considered."""
 
 import numpy as np
 

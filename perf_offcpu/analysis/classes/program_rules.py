@@ -4,8 +4,7 @@
 The kernel sees a futex or an epoll_wait. Only functions of the program show that a postgres backend sleeps in
 epoll for a row lock, or that Java enters monitors through a condition variable. The first rule that fits a
 wait decides; rules of the user (`Profile.rules`) come before those of program_rules.toml. Documentation/wait-classes.md
-has a table made from that file, and its form.
-"""
+has a table made from that file, and its form."""
 
 import functools
 import re

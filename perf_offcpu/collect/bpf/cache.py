@@ -13,8 +13,7 @@ kernel refuses are removed from the cache and compiled again; programs that it a
 
 The recorder has every right on the machine, so it loads programs only from a directory that no user but its own (and
 root) can have written to; each directory above it is checked, too. The content is checked for consistency, and then by
-the kernel's verifier as any other program is.
-"""
+the kernel's verifier as any other program is."""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@ holds the few declarations that it needs, and BCC_KERNEL_SOURCE names that direc
 
 Only the compiler is used. bcc also creates the maps that the source declares and writes the numbers of their
 descriptors into the instructions, so programs have to be loaded while its module exists. Afterwards the module, with
-all of LLVM's memory, is freed.
-"""
+all of LLVM's memory, is freed."""
 
 import atexit
 import ctypes

@@ -7,8 +7,7 @@ recorded wait is in exactly one drain, however soon another drain follows. If th
 block: entries that are added meanwhile are in the next drain.
 
 Draining blocks for an RCU grace period: some 10 ms, on a busy machine many seconds. A thread of its own does that and
-empties the maps, so that the caller can go on emptying the rings.
-"""
+empties the maps, so that the caller can go on emptying the rings."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@
 Instructions refer to a map by a descriptor of the process that loads them, in 64-bit immediate loads (BPF_LD | BPF_DW |
 BPF_IMM) whose source register is BPF_PSEUDO_MAP_FD. Here they refer to it by its row in a list of descriptions.
 BPF_OBJ_GET_INFO_BY_FD returns what a map was created with, and the BTF that the compiler made for its keys and values,
-without which there is no map of task storage.
-"""
+without which there is no map of task storage."""
 
 import contextlib
 import ctypes

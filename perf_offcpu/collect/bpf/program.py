@@ -14,8 +14,7 @@
 
 The C file describes what the program does. Here it is compiled for the running kernel (`kernel.facts`), loaded and
 attached through file descriptors only: nothing is pinned, so the kernel removes everything when this process ends,
-however it ends.
-"""
+however it ends."""
 
 import os
 import platform

@@ -16,8 +16,7 @@ samples of `-e` by a filter program (`perf_event.set_filter`).
 
 In the file they stand in this order, which is perf's own (tools/perf/builtin-record.c adds off-cpu after the user's
 events, and the dummy event last), so that `perf report` opens with what the user asked for. sample_type, read_format
-and clock agree as far as perf requires: IDENTIFIER everywhere, the same trailer.
-"""
+and clock agree as far as perf requires: IDENTIFIER everywhere, the same trailer."""
 
 import errno
 import os

@@ -10,8 +10,7 @@ Modifiers follow a colon, or the slash of a PMU: `cycles:u`, `cpu/event=0xc0/pp`
 off-CPU time alone.
 
 Source: tools/perf/util/parse-events.c, evsel.c (names) and pmu.c, include/uapi/linux/perf_event.h (numbers),
-Documentation/ABI/testing/sysfs-bus-event_source-devices-{format,events}.
-"""
+Documentation/ABI/testing/sysfs-bus-event_source-devices-{format,events}."""
 
 # direct in this module: files of /sys, whose names are checked
 from __future__ import annotations

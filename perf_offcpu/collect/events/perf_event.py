@@ -142,8 +142,7 @@ class Kprobe:
     kprobes, or does not allow one there.
 
     Source: perf_kprobe_init() in kernel/trace/trace_event_perf.c; `kprobe_func` and `probe_offset` in
-    include/uapi/linux/perf_event.h.
-    """
+    include/uapi/linux/perf_event.h."""
 
     def __init__(self, function: str) -> None:
         name = ctypes.create_string_buffer(function.encode())

@@ -4,8 +4,7 @@
 A sample of a tracepoint holds a structure of the running kernel. perf opens a file with such an event only if the
 feature TRACING_DATA describes its layout (`perfdata.tracing_data` reads that feature).
 
-Source: tools/perf/util/trace-event-info.c; tools/lib/api/fs/tracing_path.c.
-"""
+Source: tools/perf/util/trace-event-info.c; tools/lib/api/fs/tracing_path.c."""
 
 # direct in this module: files of tracefs, whose names are checked
 import ctypes

@@ -5,8 +5,7 @@ Without a record of the text perf warns that "kernel address maps were restricte
 come from /proc/kallsyms, which shows zeros to users who may not see them (kernel.kptr_restrict); then no records are
 made, and kernel frames stay numbers.
 
-Source: tools/perf/util/synthetic-events.c: perf_event__synthesize_kernel_mmap() and following.
-"""
+Source: tools/perf/util/synthetic-events.c: perf_event__synthesize_kernel_mmap() and following."""
 
 import functools
 import os

@@ -132,8 +132,7 @@ def by_kernel_figures(budgets: NDArray[Any], modes: Sequence[str]) -> NDArray[An
     delay, and up to SWITCH_NS a switch. The remainder goes to `unknown`: time on a CPU that interrupts or the
     hypervisor took, and the making of a new thread before it was in a queue. Threads that have not switched keep the
     program's counts, which are exact; so do all threads if the kernel has no figures. `budgets`: rows of whole lives,
-    as `struct offcpu_budget`. `modes`: enumerators of `enum offcpu_mode`, which index the field `ns`.
-    """
+    as `struct offcpu_budget`. `modes`: enumerators of `enum offcpu_mode`, which index the field `ns`."""
     corrected = budgets.copy()
     rows = np.flatnonzero((budgets["switches"] > 0) & (budgets["ran_ns"] > 0))
     number = {mode: index for index, mode in enumerate(modes)}

@@ -6,8 +6,7 @@ This is for threads that wait when the recording or a file of it ends: BPF sends
 are those of the iterator. Their memory is read from /proc/TID/mem, by a helper.
 
 Rules of the walk as in arch/x86/events/core.c, perf_callchain_user(): a frame is two words, the caller's frame pointer
-and the return address; an address that cannot be read ends the walk.
-"""
+and the return address; an address that cannot be read ends the walk."""
 
 import contextlib
 import os

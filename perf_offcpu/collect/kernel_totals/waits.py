@@ -7,8 +7,7 @@ total, its time is the end of the last wait. Unlike a sample from BPF, it has th
 
 An iterator reports the waits that have not ended when the recording or one of its files ends (`bpf/last_tasks.py`).
 Their samples end at that moment, with the kind STILL_BLOCKED: the period is the time so far, or since the recording
-began if the switch-out was earlier.
-"""
+began if the switch-out was earlier."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -9,8 +9,7 @@ Reading head before the data and storing tail after it needs no barriers on x86.
 and the system call that CPython executes between them have the effect of barriers; head and tail are always read and
 written as one aligned 8-byte access (memoryview items of format "Q").
 
-Source: struct perf_event_mmap_page, include/uapi/linux/perf_event.h.
-"""
+Source: struct perf_event_mmap_page, include/uapi/linux/perf_event.h."""
 
 import contextlib
 import errno

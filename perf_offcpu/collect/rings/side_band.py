@@ -16,8 +16,7 @@ seen in 6.18): all but the first get records with old bytes of their ring after 
 id and gives up.
 
 Side-band records have rings of their own, because they are looked at one by one, and because a ring full of samples
-must not lose them.
-"""
+must not lose them."""
 
 import contextlib
 import itertools

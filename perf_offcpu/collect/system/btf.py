@@ -9,8 +9,7 @@ its ordinal (1 first, 0 is `void`), and each record's length follows from its ki
 word. To find an id, the begin of all records has to be known (`btf_walk`), which is computed at the first look-up of a
 name that the kernel has.
 
-Format: Documentation/bpf/btf.rst and include/uapi/linux/btf.h of the kernel. Byte order is the machine's.
-"""
+Format: Documentation/bpf/btf.rst and include/uapi/linux/btf.h of the kernel. Byte order is the machine's."""
 
 from __future__ import annotations
 

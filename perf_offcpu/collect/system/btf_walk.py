@@ -6,8 +6,7 @@ record that *would* begin at a word can be computed for all words at once. From 
 on", "four on" and so on, by looking the table up in itself. A few long strides give a skeleton, which the shorter
 tables fill in. This is done in windows, whose tables stay in the CPU's cache.
 
-Format: Documentation/bpf/btf.rst and include/uapi/linux/btf.h of the kernel. Byte order is the machine's.
-"""
+Format: Documentation/bpf/btf.rst and include/uapi/linux/btf.h of the kernel. Byte order is the machine's."""
 
 import enum
 from dataclasses import dataclass

@@ -7,8 +7,7 @@ take. Not even SIGKILL ends some of these waits, and a process with a thread in 
 fork of itself, a *helper*, which holds no descriptor of the recorder, and of root's rights those to read. A helper that
 does not answer in time is killed and left behind, and another helper is asked for the remaining items.
 
-An exception in the helper is an answer, too (`Answer.problem`): nothing that a process does ends the recorder.
-"""
+An exception in the helper is an answer, too (`Answer.problem`): nothing that a process does ends the recorder."""
 
 import contextlib
 import gc

@@ -10,8 +10,7 @@ prints the lines of a perf map and those on frames of `abi.counters.JIT_MAP`; or
 A JVM that gets SIGQUIT and finds a file .attach_pidPID listens at a socket .java_pidPID, both in its /tmp, and takes
 jcmd's commands there (HotSpot's attachListener_posix.cpp). Compiler.perfmap, since JDK 17, writes /tmp/perf-PID.map.
 SIGQUIT would end a program that does not handle it, or one that means something else by it (postgres with PL/Java), so
-only a process that the launcher `java` began (it has mapped libjvm.so and libjli.so) and that handles it gets it.
-"""
+only a process that the launcher `java` began (it has mapped libjvm.so and libjli.so) and that handles it gets it."""
 
 import contextlib
 import ctypes

@@ -45,8 +45,7 @@ class UserCollector:
     Args:
         command_pid: the process that will exec the command, if the command is the target; else 0.
 
-    Attributes: as those of `collector.Collector`.
-    """
+    Attributes: as those of `collector.Collector`."""
 
     def __init__(self, options: RecordOptions, command_pid: int, say: Callable[[str], None]) -> None:
         self.options = options

@@ -142,8 +142,7 @@ def watched_by(pid: int, fd: int) -> bytes:
 
     A server's backend watches its client next to eventfds and pipes of its own, so that one socket among several
     descriptors is what it waits for. Of several sockets, connections of clients are only counted. A wait that a ready
-    descriptor ended has that descriptor as its object: this name is for all other waits for the instance.
-    """
+    descriptor ended has that descriptor as its object: this name is for all other waits for the instance."""
     text = read_kernel_if_any(f"/proc/{pid}/fdinfo/{fd}", _MOST_BYTES)
     numbers = [int(number) for number in _WATCHED.findall(text)]
     if not numbers:

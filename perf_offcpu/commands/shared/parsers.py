@@ -8,8 +8,7 @@ Options are declared in the table next to this module, a line each (`add_options
     -p, --pid PIDS: processes (17 or 17,18)
     -a, --all-cpus: the whole system
 
-An option without a metavar is a switch. A line without a leading dash continues the text of the option above.
-"""
+An option without a metavar is a switch. A line without a leading dash continues the text of the option above."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@ number, so that output of C code would go into a recording. So the numbers are o
 standard output raises OSError.
 
 The pager is $PERF_PAGER, else $PAGER, else less; `cat` or an empty value: none. Unless $LESS is set, less quits if
-the output fits on the screen (F), keeps colours (R), does not fold lines (S) and does not clear the screen (X).
-"""
+the output fits on the screen (F), keeps colours (R), does not fold lines (S) and does not clear the screen (X)."""
 
 from __future__ import annotations
 

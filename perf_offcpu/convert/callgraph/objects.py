@@ -5,8 +5,7 @@
 
 An edge from a thread to an object has the time that the thread waited for it; an edge from an object to a
 thread the part of that time in which this thread held the object when the wait began, or released it, or, if
-the object has no holders (a pipe, a socket), ended the wait. Threads and locks of a deadlock are marked.
-"""
+the object has no holders (a pipe, a socket), ended the wait. Threads and locks of a deadlock are marked."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator

@@ -8,8 +8,7 @@ without outgoing edges: its threads wait for no thread outside of it, so the tim
 Threads that serve each other in turn (client, server) wait for each other, too, if only for a moment: such light edges
 hide knots. So the lightest-edge rule of wPerf (OSDI 2018) is applied to all components: while a component of several
 threads has edges of less than half the weight of its heaviest edge, the lightest edges are dropped until it splits.
-Threads that stay together wait mainly for each other, as threads that share a lock do.
-"""
+Threads that stay together wait mainly for each other, as threads that share a lock do."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -7,8 +7,7 @@ millions. Here n messages are parts side by side. A part has up to 8 bytes of ea
 that are too many. All is done in numpy.
 
 Source: https://protobuf.dev/programming-guides/encoding. Fields of value 0 are written, too, which readers of
-proto3 accept.
-"""
+proto3 accept."""
 
 from __future__ import annotations
 

@@ -10,8 +10,7 @@ time), so that no call tree mixes them. A critical path is a thread of markers.
 
 Times and weights are milliseconds with six decimals: nanoseconds, exactly. All weights add up to the
 profile's. Source of the format: src/types/profile.ts and docs-developer/CHANGELOG-formats.md of
-https://github.com/firefox-devtools/profiler, version 70; newer profilers upgrade it.
-"""
+https://github.com/firefox-devtools/profiler, version 70; newer profilers upgrade it."""
 
 import json
 from collections.abc import Callable, Iterator

@@ -6,8 +6,7 @@ frames by function. The category of a frame is its colour. The category of the i
 the wait, which is no property of the code: so the ends of stacks are rows of their own, one for each class of
 waits that ends there, with copies of the frames.
 
-Source of the format: src/types/profile.ts of https://github.com/firefox-devtools/profiler, version 70.
-"""
+Source of the format: src/types/profile.ts of https://github.com/firefox-devtools/profiler, version 70."""
 
 import json
 import uuid

@@ -7,8 +7,7 @@ content security policy allows the one script and the one style whose hashes it 
 
 Nodes are columns in preorder, siblings by name, so that a subtree is a range of nodes. A series is the weight
 of some samples at the nodes where they end; the page sums a range at once. Weights stay exact: JavaScript's
-numbers are exact up to 2^53, so each weight is written as hi * 10^9 + lo.
-"""
+numbers are exact up to 2^53, so each weight is written as hi * 10^9 + lo."""
 
 import base64
 import hashlib

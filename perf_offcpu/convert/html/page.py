@@ -18,8 +18,7 @@ days, and sums over threads may be longer.
 
 A column is stored as its least value and the differences to it, in as many bytes as the largest difference
 needs: first the lowest byte of all values, then the next. Bytes of one significance (a plane) resemble each
-other, so they compress well. The page unpacks them with the browser's DecompressionStream.
-"""
+other, so they compress well. The page unpacks them with the browser's DecompressionStream."""
 
 import base64
 import zlib

@@ -10,8 +10,7 @@ after the other on a track of their own next to their thread's. A critical path 
 without weights. Times are in the recording's clock.
 
 `callstack_weight` of all events of category "offcpu" adds up to the profile. Source of the format:
-protos/perfetto/trace of https://github.com/google/perfetto.
-"""
+protos/perfetto/trace of https://github.com/google/perfetto."""
 
 from collections.abc import Iterator
 from typing import BinaryIO

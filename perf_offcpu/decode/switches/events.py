@@ -6,8 +6,7 @@
 
 A tracepoint's sample is taken in the thread that goes out or that wakes another: ids and callchain are that
 thread's. The offsets of the fields in its raw data, and the states that the bits of prev_state mean, are in
-the recording (`perfdata.tracing_data`).
-"""
+the recording (`perfdata.tracing_data`)."""
 
 from __future__ import annotations
 

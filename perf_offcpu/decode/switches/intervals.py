@@ -13,8 +13,7 @@ Nothing is invented. An out whose in was lost is no wait, nor is an in without a
 the kernel lost records may be several: it is left out. All of these are counted, by cause.
 
 A switch may be recorded twice: by the tracepoint sched_switch and, right after it, by a SWITCH record. The
-tracepoint counts. The functions here take and return arrays; `switches.events` reads them from files.
-"""
+tracepoint counts. The functions here take and return arrays; `switches.events` reads them from files."""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@ fields are read as columns, and of records that are alike after them one is read
 
 Most mappings come in runs: a process is executed and its libraries are mapped one by one. Between two forks
 and execs of a process its address space is not read, so that the mappings in between may be applied together,
-unless one replaces another.
-"""
+unless one replaces another."""
 
 from collections.abc import Set
 from typing import Any, NamedTuple

@@ -5,8 +5,7 @@ An outlier's rate in a row (a class) is compared with the median of its group, i
 deviation: z = (x - median) / (1.4826 MAD). Where more than half of the hosts have the same rate, the MAD is 0 and
 z = (x - median) / (1.2533 mean absolute deviation). Both as in Iglewicz and Hoaglin, How to Detect and Handle
 Outliers, 1993, which takes |z| above 3.5 for an outlier; with many hosts and rows the limit is that of a normal
-distribution at which 5 % of tables have any false row (Bonferroni).
-"""
+distribution at which 5 % of tables have any false row (Bonferroni)."""
 
 from collections.abc import Sequence
 from statistics import NormalDist

@@ -8,8 +8,7 @@ A stub jumps through a slot of the global offset table; the relocation of that s
 
 So each entry of .plt, .plt.sec and .plt.got is searched for that jump, for any linker and kind of PLT. perf
 counts entries and relocations (dso__synthesize_plt_symbols), which results in the same names. The rest of
-.plt (the stub that calls the dynamic linker, and lazy halves of stubs) is named `.plt`.
-"""
+.plt (the stub that calls the dynamic linker, and lazy halves of stubs) is named `.plt`."""
 
 from collections.abc import Sequence
 from typing import Final

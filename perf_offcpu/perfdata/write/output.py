@@ -5,8 +5,7 @@ Space on the disk can be reserved for the end of the file, so that it can be wri
 
 Bytes go into a new hidden file next to the wanted one, with mode 0600 (a recording shows what others do).
 `commit` renames it in one step; without it, nothing is left and an older file is as it was. As `perf record`
-does, the recorder keeps an older recording as NAME.old.
-"""
+does, the recorder keeps an older recording as NAME.old."""
 
 import contextlib
 import errno

@@ -6,8 +6,7 @@
 Nothing is written twice, so it goes to any descriptor. The limits follow from a record's size of 64 KB:
 larger features are left out, and an event has 8174 ids at most.
 
-Source: tools/perf/util/synthetic-events.c: perf_event__synthesize_for_pipe().
-"""
+Source: tools/perf/util/synthetic-events.c: perf_event__synthesize_for_pipe()."""
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence

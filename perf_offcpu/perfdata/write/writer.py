@@ -9,8 +9,7 @@ things: the data section has size 0, by which readers recognise that a recorder 
 `finish` writes the feature table and the feature bodies after the data, then the final header. Bodies of features
 come from `perfdata.features`, records that are not the kernel's from `pack_record`.
 
-Source: tools/perf/util/header.c: perf_session__do_write_header(), perf_header__adds_write().
-"""
+Source: tools/perf/util/header.c: perf_session__do_write_header(), perf_header__adds_write()."""
 
 import contextlib
 import os

@@ -11,8 +11,7 @@ spends the share p of the time in waits of a row, their variance is (1 - p)^2 ti
 renewal process). One wait does not prove that, so of n waits 1 / (n + 1) of the reduction is doubtful; it counts as far
 as the other recording has no such waits. And waits of several threads have causes in common, such as one checkpoint: so
 the weights of slices of the recorded time are compared, too, each with the next one, and the larger variance counts.
-Phases of a program that runs from start to end are not chance; for whole runs only the squares count.
-"""
+Phases of a program that runs from start to end are not chance; for whole runs only the squares count."""
 
 import math
 from collections.abc import Sequence

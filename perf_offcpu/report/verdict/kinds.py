@@ -4,8 +4,7 @@
 Nor do waits for the next piece of work, for the end of another recorded thread or process, and for the output of a
 recorded child: they last as long as the work, thread or child, whose time counts itself. Nor do naps: sleeps of a
 thread that does nothing else while other threads work, and for which other threads hardly wait. In a recording of the
-whole machine, threads that hardly did anything but sleep or wait for data are idle, too.
-"""
+whole machine, threads that hardly did anything but sleep or wait for data are idle, too."""
 
 import re
 from typing import Final

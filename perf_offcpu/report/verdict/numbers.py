@@ -7,8 +7,7 @@ how long threads were blocked. Recordings without budgets, and selections of wai
 
 Blocked time is divided by cause; what does not count (`kinds`) is listed apart.
 
-The same profile yields the same numbers.
-"""
+The same profile yields the same numbers."""
 
 import re
 import shlex

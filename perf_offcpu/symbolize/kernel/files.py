@@ -15,8 +15,7 @@ parsed holds as long as this boot, for the same user, while /proc/kallsyms shows
 are compared: kernel.kptr_restrict and capabilities decide) and the same modules are loaded.
 
 Symbols that come and go without a trace are left out of the kept table: BPF programs, probes and trampolines.
-So addresses without a name in it must be looked up in /proc/kallsyms itself.
-"""
+So addresses without a name in it must be looked up in /proc/kallsyms itself."""
 
 import os
 from collections.abc import Iterator

@@ -11,8 +11,7 @@ the end of its page where the next one belongs to another module or to none (sym
 Without CONFIG_KALLSYMS_ALL there are no data symbols, and no `_edata`; code is named all the same.
 
 The table is of one boot. Addresses of another boot of the same kernel build are moved by `delta`, the
-distance that KASLR moved `_text` since. Modules move independently, so they are not named then.
-"""
+distance that KASLR moved `_text` since. Modules move independently, so they are not named then."""
 
 import gzip
 import io

@@ -9,8 +9,7 @@ kallsyms does not list, or of another boot, are named by their files.
 A module is an unlinked object: its sections get their addresses when it is loaded. The kernel lays out
 executable sections one after the other, in file order and with their alignment, those for initialization
 separately (layout_sections and __layout_sections in kernel/module/main.c of Linux 6.16). The recorded map
-begins with the first, so an offset in the map is an offset in this sequence. Files may be compressed.
-"""
+begins with the first, so an offset in the map is an offset in this sequence. Files may be compressed."""
 
 import os
 from contextlib import suppress

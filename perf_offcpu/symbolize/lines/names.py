@@ -6,8 +6,7 @@ it in a process of its own, within bounds of time and memory. The table is kept 
 the file, so that each file costs this once.
 
 Reasons for missing source lines are counted and reported: DWARF in .dwo files, or shared through dwz, which
-the package does not follow; a file too large; a package that is not installed.
-"""
+the package does not follow; a file too large; a package that is not installed."""
 
 import os
 import sys

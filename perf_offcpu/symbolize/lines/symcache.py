@@ -6,8 +6,7 @@ simple: code ranges by start, each with a source location {file, line, function,
 files, functions and strings. So numpy reads it, a million addresses a second, without the package.
 
 Source: symbolic-symcache/src/raw.rs and lookup.rs of symbolic 13, format version 9; numbers are in the byte
-order of the machine that made it, here always little-endian u32, and 0xffffffff means "none".
-"""
+order of the machine that made it, here always little-endian u32, and 0xffffffff means "none"."""
 
 import posixpath
 from typing import Any, Final

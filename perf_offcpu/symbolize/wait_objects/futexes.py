@@ -11,8 +11,7 @@ executables at fixed addresses, PIE and shared objects alike: the mapping of the
 tells the file and where it was loaded, the program headers of the file how far its data reach. The rules for
 variables are those of functions (`objects.symtab`), with the roles exchanged: data objects have names, and
 functions only bound them. Labels without a type (`__bss_start`, `_edata`) name no variable. Variables of
-threads (.tdata, .tbss) lie elsewhere in each thread and are left out by their type.
-"""
+threads (.tdata, .tbss) lie elsewhere in each thread and are left out by their type."""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@ wakes all of its threads.
 
 What the first waiter asked for: the kernel clears the word of a thread that exits, and wakes threads that wait for
 it without FUTEX_PRIVATE_FLAG; the word has the thread's id until then (set_tid_address(2)). Mutexes and rwlocks of
-glibc have fixed values while threads wait (sysdeps/nptl/lowlevellock.h, nptl/pthread_rwlock_common.c).
-"""
+glibc have fixed values while threads wait (sysdeps/nptl/lowlevellock.h, nptl/pthread_rwlock_common.c)."""
 
 import re
 

@@ -7,8 +7,7 @@ are not the same, a mark tells them apart: the process of a lock, the inode of a
 
 Locks inside the kernel are called i_rwsem of /srv/file, mmap_lock of mysqld (812), rtnl_mutex, rwsem in lock_rename.
 The recorder knows what such a lock protects if it is part of the waiting process, or of the file of its descriptor,
-and the name of a lock that is a variable of the kernel. Others are named after the function that takes them.
-"""
+and the name of a lock that is a variable of the kernel. Others are named after the function that takes them."""
 
 import dataclasses
 import re

@@ -6,8 +6,7 @@ entry by entry, because only the length of an entry tells where the next begins.
 read for all of them at once.
 
 Source: Linux Standard Base Core 5, 10.6; DWARF 5, 7.6. A LEB128 of more than ten bytes, which no producer writes, is
-cut at ten; values are taken modulo 2^64.
-"""
+cut at ten; values are taken modulo 2^64."""
 
 import enum
 import struct

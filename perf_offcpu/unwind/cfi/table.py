@@ -7,8 +7,7 @@ and each set is stored once. Addresses are those of the file (as p_vaddr and st_
 The rules also tell if a file was built with frame pointers. Code with frame pointers finds the caller's frame from
 the frame pointer nearly everywhere; code without them only in the few functions that need one (alloca, realigned
 stacks). So the share of functions that do it anywhere decides. Small functions do not count, and a few hundred, spread
-over the file, are enough.
-"""
+over the file, are enough."""
 
 from collections.abc import Iterable
 from contextlib import suppress

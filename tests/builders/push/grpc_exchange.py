@@ -4,8 +4,7 @@
     python -m builders.push.grpc_exchange < CALLS
 
 CALLS is JSON, a list of the fields of Call. Prints a JSON list: for each the answer or error of the sender,
-and the totals of the profiles that a server that applies the rules has stored.
-"""
+and the totals of the profiles that a server that applies the rules has stored."""
 
 import base64
 import json

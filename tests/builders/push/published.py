@@ -3,8 +3,7 @@
 
 Those of OTLP come from the package opentelemetry-proto. Here a line is a message: number, name, type of each
 field; `*` marks repeated ones. Fields that no message of ours may set are left out, so that they are refused:
-deprecated ones, annotations, executable_info.
-"""
+deprecated ones, annotations, executable_info."""
 
 from typing import Any
 

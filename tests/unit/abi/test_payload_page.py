@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tables in Documentation/payload-format.md are made from the layouts and enums. After a change to them:
 
-.venv/bin/python tests/unit/abi/test_payload_page.py
-"""
+.venv/bin/python tests/unit/abi/test_payload_page.py"""
 
 import enum
 import inspect

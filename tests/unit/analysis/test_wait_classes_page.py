@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The documents that list wait classes, rules of programs and interpreters are made of their tables. After a change:
 
-.venv/bin/python tests/unit/analysis/test_wait_classes_page.py
-"""
+.venv/bin/python tests/unit/analysis/test_wait_classes_page.py"""
 
 import re
 import textwrap

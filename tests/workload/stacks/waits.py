@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Python program that waits in threads, locks, queues, sockets, polls and for children, for a second.
 
-usage: waits.py [SECONDS]
-"""
+usage: waits.py [SECONDS]"""
 
 import queue
 import select
