@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Record, decode, symbolize and convert off-CPU time, the time in which a program waits. From Python,
-`perf_offcpu.load(path)` returns a Profile (see `perf_offcpu.api`). Other modules are imported when `load` or `Profile`
-is first used."""
+"""Record, decode, symbolize and convert off-CPU time: the time that a program waits. In Python,
+`perf_offcpu.load(path)` returns a Profile (see `perf_offcpu.api`). Other modules are imported at first use."""
 
 from typing import TYPE_CHECKING, Any
 

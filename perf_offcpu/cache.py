@@ -4,13 +4,13 @@
     $XDG_CACHE_HOME/perf-offcpu/symbols/NAME       (~/.cache/…; 0700, the user's own)
     $XDG_CACHE_HOME/perf-offcpu/programs/NAME
 
-A file is a head (`_HEAD`), a directory (`_COLUMN` for each column) and the columns' bytes, little-endian, 8-aligned.
-A file that does not fit this description to its last byte is removed and made again. Files are written under a
-temporary name and renamed, never changed, so a reader keeps the file that it opened. The files used last stay, up to
-a limit. The directory, and each one above it, has to belong to this user or to root and to be closed to others
+A file is a head (`_HEAD`), a directory (`_COLUMN` for each column) and the columns' bytes, little-endian, 8-aligned. A
+file that does not fit this description to its last byte is removed and made again. Files are written under a temporary
+name and renamed, never changed, so a reader keeps the file that it opened. The files used last stay, up to a limit. The
+directory, and each one above it, has to belong to this user or to root and to be closed to others
 (`directories.Directory.private`), so root does not use the caches of the user who called sudo. A file counts only if
-this user owns it, no other user may write to it and it has no other name. Links are never followed. Any other failure
-(a full disk, no home) costs time only."""
+this user owns it, no other user may write to it and it has no other name. Links are never followed. Other failures (a
+full disk, no home) cost time only."""
 
 import contextlib
 import hashlib

@@ -53,8 +53,8 @@ def _rare_collections() -> Iterator[None]:
 
 
 def guard(prefix: str, run: Callable[[], int], *, developer: bool = False) -> int:
-    """Return the exit status of `run`; an error becomes one line on stderr that begins with `prefix`. For a developer
-    it is raised: PerfOffcpuError, OSError."""
+    """Return the exit status of `run`; an error becomes a line on stderr that begins with `prefix`; for a developer it
+    is raised."""
     replace_closed_streams()
     if ignored := ignore_variables_of_others():
         notice = "variables that name programs or paths are ignored for root with the environment of another user"

@@ -15,9 +15,8 @@ meaning. From 403 on all architectures have the same names: `time64` where a lon
 where a number has no name.
 
 Source: arch/x86/entry/syscalls/syscall_64.tbl and syscall_32.tbl, scripts/syscall.tbl (arm64, riscv, loongarch),
-arch/arm/tools/syscall.tbl, arch/s390/kernel/syscalls/syscall.tbl, arch/powerpc/kernel/syscalls/syscall.tbl; up to
-Linux 6.18; for 470 and 471: Linux 7.2 (linux-libc-dev 7.2.13: asm/unistd_64.h and unistd_32.h of x86, arm64, riscv,
-powerpc, s390)."""
+arch/arm/tools/syscall.tbl, arch/s390/kernel/syscalls/syscall.tbl, arch/powerpc/kernel/syscalls/syscall.tbl; up to Linux
+6.18; for 470 and 471: linux-libc-dev 7.2.13 (asm/unistd_64.h, unistd_32.h)."""
 
 import functools
 import os

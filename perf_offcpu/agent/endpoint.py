@@ -47,8 +47,7 @@ _PLACE: Final = re.compile(r"\[?([0-9a-fA-F.:]+?)\]?:(\d{1,5})", re.ASCII)
 
 
 def is_open_to_others(place: str) -> bool:
-    """Return whether other machines can reach a place, `unix:PATH` or `ADDRESS:PORT`; raise UsageError for any other
-    text."""
+    """Return whether other machines can reach `unix:PATH` or `ADDRESS:PORT`; raise UsageError for any other text."""
     if place.startswith(_UNIX):
         return False
     match = _PLACE.fullmatch(place)

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Control the recorder: `perf-offcpu record` as a child process that writes segments into a directory: the spool of the
-agent, or that of `top`.
+"""Control the recorder: `perf-offcpu record` as a child process that writes segments into the spool of agent or `top`.
 
-It is a separate process, so that other work never delays the draining of rings. It ends when its parent
-ends for any reason (`--until-exit`), completes its file, and holds the lock of the spool until then. Lines on
-its standard error report complete files. Commands (`--control`) pause it and change its period, because a new
-start takes a second of CPU time."""
+It is a separate process, so that other work never delays the draining of rings. It ends when its parent ends for any
+reason (`--until-exit`), completes its file, and holds the lock of the spool until then. Lines on its standard error
+report complete files. Commands (`--control`) pause it and change its period: a new start takes a second of CPU time."""
 
 import contextlib
 import os
@@ -41,8 +39,7 @@ Said = Callable[[tuple[str, str]], None]
 
 
 def arguments_of(config: AgentConfig, period_ns: int, output: str) -> list[str]:
-    """Return the options of the agent's recorder. It samples by `period_ns` of off-CPU time into files whose names
-    begin with `output`."""
+    """Return the options of a recorder that samples by `period_ns` of off-CPU time into files named `output`…."""
     rate = max(_LEAST_RATE, round(config.max_cpu * 100 * SAMPLES_A_SECOND))
     own = [
         *("--off-cpu-period", f"{period_ns}ns"),

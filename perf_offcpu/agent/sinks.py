@@ -210,8 +210,7 @@ class DatasetSink:
         return self.dataset.store
 
     def write(self, profile: Profile, origin: Origin, missing: Sequence[Missing] = ()) -> int:
-        """Write a segment, which replaces a segment of the same time, and the gaps before it; return its bytes. Raise
-        PerfOffcpuError if it cannot be written."""
+        """Write a segment, over one of the same time, and gaps before it; return its bytes. Raise PerfOffcpuError."""
         from perf_offcpu.dataset.rows import host_of
         from perf_offcpu.dataset.segment import write_segment
 

@@ -37,8 +37,7 @@ def run_of(name: str) -> int:
 
 class Spool:
     """Directory of recordings and messages, opened and locked; made if it does not exist. `patience_s`: how long to
-    wait for the recorder of a killed agent, which still completes its file. Raise UsageError if another agent uses it,
-    or if it cannot be used."""
+    wait for the recorder of a killed agent, which still completes its file. Raise UsageError if it cannot be used."""
 
     def __init__(self, path: str, patience_s: float = 30.0) -> None:
         self.path = os.path.abspath(path)

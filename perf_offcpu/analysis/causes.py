@@ -68,9 +68,8 @@ def causes_of(profile: Profile, waits: Waits) -> Causes:
 
 
 def program_functions(profile: Profile, leaf: I64) -> tuple[list[str], I64]:
-    """Return the innermost named function of the program in each of n stacks, which may be stacks of wakers. `leaf`:
-    int64[n], rows in stacks; -1 for none. The result is (names, of): printable names, the first "", not known;
-    int64[n], index into them."""
+    """Find the innermost named function of the program in n stacks, also of wakers. `leaf`: int64[n], rows in stacks;
+    -1 for none. Return printable names, the first "" (not known), and int64[n], index into them."""
     first, group_of = group(leaf)
     node = innermost_node(profile, leaf[first], _kinds(profile)[0])
     frame = np.append(profile.stacks.frame, -1)[node].tolist()

@@ -23,8 +23,7 @@ _SHOWN: Final = 12
 
 
 def container_of(path: str) -> str:
-    """Return the name of the innermost container of a control group; without one, that of its innermost unit of
-    systemd; "" if the path has neither."""
+    """Return the name of the innermost container, else unit of systemd, in the path of a control group; "" for none."""
     elements = path.strip("/").split("/")
     for row, element in reversed(list(enumerate(elements))):
         if match := _ID.fullmatch(element):

@@ -121,8 +121,7 @@ def _dense(column: NDArray[Any]) -> tuple[_Keys, int]:
 
 
 def _ranked(key: _Keys, size: int) -> tuple[_Keys, int]:
-    """Return integers[n], the rank of each key (below `size`) among the distinct keys, and the number of distinct keys.
-    May overwrite `key`."""
+    """Return integers[n], the rank of each key < `size` among distinct keys, and their number; may overwrite `key`."""
     if size > _table_size(len(key)):
         values, rank = np.unique(key, return_inverse=True)
         return rank, len(values)

@@ -7,19 +7,19 @@ There are two sources, and views name the source:
                of the recording for an unfinished wait
     released   the waker of a finished wait: it held the lock at the end, or it signalled
 
-The word is a number that the program wrote. It is used only if it is the tid of a thread that lived at that
-time, of the sleeper's process unless the lock is in memory that processes share; other numbers, of other
-runtimes, are no holders. A lock inside the kernel has the owner that the kernel names, of any process. A wake-up by
-an interrupt (a timeout, a signal from outside) releases nothing. Neither does a thread of another process, unless the
-lock is shared or in the kernel, nor the end of the process, which wakes all threads.
+The word is a number that the program wrote. It is used only if it is the tid of a thread that lived at that time, of
+the sleeper's process unless the lock is in memory that processes share; other numbers, of other runtimes, are no
+holders. A lock inside the kernel has the owner that the kernel names, of any process. A wake-up by an interrupt (a
+timeout, a signal from outside) releases nothing. Neither does a thread of another process, unless the lock is shared or
+in the kernel, nor the end of the process, which wakes all threads.
 
 `held_time` divides the time of waits among the threads that held the lock in that time. Who holds a lock is seen at
 moments only: when a wait begins, by the word of the lock (the owner); when a wait ends, by its waker, which held the
 lock until then, and by the waiter, which has it next. Between two moments the lock was held by the thread that both
 name. If they name different threads, the lock changed hands unseen, and the holder is not known. A queue lasts as long
 as some thread waits; if no moment of it names a thread, the holder is not known, either. A waiter that waits again was
-overtaken: it did not have the lock. A thread that takes a lock for which no thread waits is not seen, so nothing is
-concluded from one queue for the next."""
+overtaken: it did not have the lock. A thread that takes a lock without a queue is not seen, so one queue says nothing
+about the next."""
 
 import numpy as np
 
@@ -104,8 +104,8 @@ def is_shared(profile: Profile) -> Bool:
 
 
 def _lived(profile: Profile, rows: I64, tid: I32, time_ns: I64, shared: Bool) -> Bool:
-    """Return bool[rows]: True if thread `tid` lived at `time_ns` (both by sample), in the sleeper's process or, where
-    `shared`, in any process."""
+    """Return bool[rows]: thread `tid` lived at `time_ns` (both by sample), in the sleeper's process; where `shared`, in
+    any."""
     tasks, tid, time_ns = profile.tasks, tid[rows], time_ns[rows]
     row = rows_at(tasks.tid, tasks.begin_ns, tid, time_ns)
     begin, end, pid = (np.append(column, -1)[row] for column in (tasks.begin_ns, tasks.end_ns, tasks.pid))

@@ -31,8 +31,8 @@ def used_frames(profile: Profile, leaves: I64) -> Bool:
 
 def innermost_node(profile: Profile, leaves: I64, wanted: Bool, user_frames: int = 0) -> I64:
     """Return int64[n]: from each leaf towards the root, the first node with a wanted frame; -1 for none. `leaves`:
-    int64[n], rows in stacks; -1 for none. `wanted`: bool[frames]. `user_frames`: stop after this number of frames of
-    user code; 0: at the root."""
+    int64[n], rows in stacks; -1 for none. `wanted`: bool[frames]. `user_frames`: frames of user code to look at; 0:
+    all."""
     return _walk(profile, leaves, wanted, first=True, user_frames=user_frames)
 
 

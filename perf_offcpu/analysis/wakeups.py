@@ -119,8 +119,7 @@ class WakerGraph:
 
 
 def waker_graph_of(profile: Profile, per_thread: bool) -> WakerGraph:
-    """Return the graph of all off-cpu samples with a known waker. `per_thread`: a node is a thread; otherwise all
-    threads of one comm."""
+    """Return the graph of off-cpu samples with known wakers. A node is a thread (`per_thread`), or all of one comm."""
     samples, timeline = profile.samples, timeline_of(profile)
     tracks, waker = with_wakers(profile, timeline)
     names = [f"{track.comm}-{track.pid}/{track.tid}" if per_thread else track.comm for track in tracks]

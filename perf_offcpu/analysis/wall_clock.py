@@ -32,8 +32,7 @@ _NS_PER_S = 10**9
 def wall_clock(profile: Profile, names: Sequence[str] = (), *, whole_lives: bool = False) -> Profile:
     """Return the samples of waits and of one on-CPU event, with weights in ns. `names`: events to use in place of all
     off-CPU events and the one on-CPU event. `whole_lives`: the profile has all samples of each thread; add waits for a
-    CPU from their budgets. Raises UsageError: a named event does not exist or has no time, or there is no event with a
-    time."""
+    CPU from their budgets. Raises UsageError: an event does not exist, or has no time."""
     chosen = event_rows(profile, names).tolist() if names else _usual(profile)
     hopeless = [profile.evsels[row].name for row in chosen if not _sample_ns(profile.evsels[row])]
     if hopeless:

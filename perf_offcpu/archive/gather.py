@@ -43,8 +43,7 @@ _BLOCK: Final = 1 << 20
 
 class DirectoryStore:
     """Stores files in a directory, as perf's build-id cache; existing ones stay, new ones appear whole. Files go into
-    directories of this store only, never through links (`directories.Directory`). The root is private to the user; it
-    is created if need be."""
+    directories of this store only, never through links (`directories.Directory`). The root is private."""
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -74,8 +73,7 @@ class DirectoryStore:
 
 
 class TarStore:
-    """Writes files to a tar archive; members have no owner and no time, so equal symbols give equal bytes. All names
-    are below the directory `prefix`."""
+    """Writes files below `prefix` in a tar archive; without owners and times, so equal symbols give equal bytes."""
 
     def __init__(self, archive: tarfile.TarFile, prefix: str) -> None:
         self._archive, self._prefix, self._names = archive, prefix, set[str]()

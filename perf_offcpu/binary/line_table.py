@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decode tables of lines of CPython's code objects: Objects/locations.md (3.11 and newer) and Objects/lnotab_notes.txt
-(3.10) of CPython."""
+"""Decode tables of lines of CPython's code objects: Objects/locations.md (3.11 on), lnotab_notes.txt (3.10)."""
 
 from bisect import bisect_right
 from collections.abc import Iterator

@@ -151,8 +151,7 @@ def name_frames(profile: Profile, rows: I64, options: PathOptions) -> tuple[list
 
 class _Builder:
     """Collects nodes, level after level, and their names. `np.unique` finds the nodes that are needed, level by level
-    up from the leaves; then each level is grouped by name, down from the roots. No step looks at single samples or
-    whole paths."""
+    up from the leaves; then each level is grouped by name, down from the roots."""
 
     def __init__(self, profile: Profile, options: PathOptions, merged: bool) -> None:
         self._profile, self._options, self._merged = profile, options, merged

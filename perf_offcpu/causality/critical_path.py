@@ -212,9 +212,8 @@ def choose_thread(timeline: Timeline, selection: Selection) -> int:
 
 
 def window_of(profile: Profile, timeline: Timeline, thread: int, windows: tuple[Window, ...]) -> tuple[int, int]:
-    """Return (begin, end) in ns of the recording's clock. By default a window reaches from the first to the last
-    appearance of the thread: birth, exit, or a sample. Raise UsageError for several windows, or one outside of the
-    thread's life."""
+    """Return (begin, end) in ns of the recording's clock. By default a window is the known life of the thread: birth,
+    exit, samples. Raise UsageError for several windows, or one outside of it."""
     if len(windows) > 1:
         raise UsageError("--critical-path: --time names more than one window")
     track, tasks = timeline.tracks[thread], profile.tasks

@@ -178,8 +178,7 @@ class Collector:
         self.resume()
 
     def resume(self) -> None:
-        """Go on after `pause`, or after `end` and another `track`. Children of targets, born meanwhile, are
-        recorded."""
+        """Go on after `pause`, or `end` and another `track`. Children of targets, born meanwhile, are recorded."""
         self.rings.owner.enable()
         self._copies.enable()
         self.span = Span(now_ns(), 0, self.options.least_ns)

@@ -4,8 +4,7 @@
 A command is a line; a NUL or the end of the input ends it, too, as in perf. Each command is answered by "ack" and a
 newline, if there is a descriptor for answers. A command that cannot be carried out is reported on standard error, too.
 
-Source: tools/perf/util/evlist.h (EVLIST_CTL_CMD_*_TAG), evlist.c: evlist__ctlfd_process(); `account` and `period` are
-ours."""
+Source: tools/perf/util/evlist.h (EVLIST_CTL_CMD_*_TAG), evlist.c; `account` and `period` are ours."""
 
 import contextlib
 import os
@@ -175,8 +174,7 @@ class Requests:
         self._has_files, self._signals, self._say = has_files, signals, say
 
     def obey(self, expected: str) -> bool:
-        """Carry out and acknowledge the commands up to the expected one, which is left to the caller. Return whether
-        the expected command has come."""
+        """Carry out and acknowledge the commands before the expected one; return whether that has come."""
         while not self.stopping and (command := self.control.next()) is not None:
             if command.name == expected:
                 return True

@@ -31,8 +31,7 @@ class Rotation:
 
 
 def parse_rotation(text: str, max_files: int = 0) -> Rotation:
-    """Parse `signal`, a size such as 100M, or a time such as 30s. Raises UsageError: the text is neither `signal`, nor
-    a size, nor a time."""
+    """Parse `signal`, a size such as 100M, or a time such as 30s. Raises UsageError: the text is none of these."""
     if text == "signal":
         return Rotation(max_files=max_files)
     seconds = (time_ns(text) or 0) / 1e9  # first: m is a minute, M a megabyte

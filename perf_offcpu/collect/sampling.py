@@ -45,8 +45,7 @@ class SharingEvents:
             event.disable()
 
     def reopen(self, cpu: int, starting: bool = True) -> None:
-        """Open the events on a CPU that came online, and enable them if `starting`. Raises OSError: the kernel refuses
-        an event."""
+        """Open the events on a CPU that came online; enable them if `starting`. Raises OSError."""
         for event in self:
             fd = event.reopen(cpu)
             self._wire(event, cpu)
@@ -108,8 +107,7 @@ class SamplingEvents(SharingEvents):
             super().reopen(cpu, starting)
 
     def samples(self, passed: int) -> int:
-        """Return the number of samples written into the rings since the start. `passed`: samples that the filter
-        program let pass."""
+        """Return the number of samples written so far. `passed`: those that the filter program let pass."""
         lost = sum(lost for event in self for _, lost in event.lost())
         unfiltered = [event for event in self if not _is_filtered(event)]
         return passed + sum(event.counted() // event.attr.sample_period for event in unfiltered) - lost

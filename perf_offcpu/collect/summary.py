@@ -16,8 +16,7 @@ from perf_offcpu.losses import LossCause
 def progress_line(
     elapsed_s: float, samples: int, sums: int, lost: int, ring_fill: float, threshold_ns: int, file_bytes: int
 ) -> str:
-    """Return one line of less than 80 characters on a recording at one moment. `ring_fill`: largest fill of a ring
-    since the last line, 0 to 1."""
+    """Return a line of less than 80 characters on a recording. `ring_fill`: largest since the last line, 0 to 1."""
     return (
         f"{elapsed_s:.0f} s: {samples} samples, {sums} sums, {f'{lost} lost' if lost else 'none lost'}, "
         f"rings {ring_fill:.0%}, from {threshold_ns / 1e6:g} ms, {file_bytes / (1 << 20):.1f} MB"

@@ -245,8 +245,7 @@ class TargetWatch:
 
 @contextlib.contextmanager
 def ends_of(pids: Iterable[int]) -> Iterator[list[int]]:
-    """Yield a descriptor for each process, readable when it has ended; closed after the block. Raises TargetError: a
-    process does not exist."""
+    """Yield a descriptor for each process, readable when it has ended. Raises TargetError: a process does not exist."""
     with contextlib.ExitStack() as stack:
         fds = []
         for pid in pids:

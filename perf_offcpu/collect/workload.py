@@ -31,8 +31,7 @@ _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 class Workload:
     """Fork a child for a command, and start, await and end the command. `argv`: the command and its arguments.
     `output_fd`: descriptor for its standard output; 2 if the recording goes to descriptor 1. `status`: exit status of
-    the command, as in shells (128 + signal if killed); None until `wait` or `end`. `pidfd`: readable when the command
-    has ended."""
+    the command, as in shells (128 + signal if killed); None until `wait` or `end`. `pidfd`: of the command."""
 
     def __init__(self, argv: Sequence[str], output_fd: int = 1) -> None:
         self.argv, self.output_fd = tuple(argv), output_fd
@@ -61,8 +60,7 @@ class Workload:
         return pid
 
     def start(self) -> None:
-        """Let the command run; return when its exec has succeeded. Raises TargetError: it cannot be executed; the exit
-        status is that of shells, 127 or 126."""
+        """Let the command run; return after its exec. Raises TargetError, with status 127 or 126."""
         os.write(self._go, b"g")
         code = os.read(self._error, 16)
         if code:
@@ -80,8 +78,7 @@ class Workload:
         return self.status
 
     def end(self, grace_s: float = 0) -> int:
-        """Terminate a command that still runs, as perf does, and wait; return `status`. `grace_s`: time in which it may
-        end by itself first."""
+        """Terminate a command that still runs, as perf does; return `status`. `grace_s`: to end by itself first."""
         if self.status is None:
             select.select([self.pidfd], [], [], grace_s)
             signal.pidfd_send_signal(self.pidfd, signal.SIGTERM)  # to a zombie: no effect, no error

@@ -22,8 +22,7 @@ from perf_offcpu.text import folded_field, folded_root
 
 
 def write(profile: Profile, out: TextIO, options: Options) -> None:
-    """Write all samples of the profile. With `options.diff` a line has two weights, the older one first, as
-    difffolded.pl writes them."""
+    """Write all samples. With `options.diff` a line has two weights, the older one first, as of difffolded.pl."""
     factor = unit_factor(profile, options.unit)
     totals = folded_totals(profile, options)
     if options.diff is not None and unit_factor(options.diff, options.unit) == factor:

@@ -10,8 +10,7 @@ minute is recorded, whatever the debt, and the rest of it is a gap with the caus
 moment of the minute: what programs do at each full minute must be seen neither always nor never.
 
 A file may stay open over a pause. Otherwise it ends with the pause and a new one begins after it, which has to be
-described, read and symbolized, too: about half a second of CPU time. Where programs start all the time, following them
-costs more than that."""
+described, read and symbolized: about half a second of CPU time. Following many short programs costs more."""
 
 import random
 from collections import deque

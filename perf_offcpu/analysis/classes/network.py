@@ -151,8 +151,7 @@ def before(samples: SampleColumns, connection: I32) -> Before:
 def tcp_causes(samples: SampleColumns, operation: U8, inward: Bool, since: Before) -> Network:
     """Return the causes of n waits for TCP connections by rule; a wait that fits several gets the first. `samples`:
     single waits with facts (`tcp_state` is not 0). `operation`: uint8[n], Operation. `inward`: bool[n], True where the
-    peer is a client, or not known: it owes no answer. `since`: what has changed since the previous sample of the
-    connection."""
+    peer is a client, or not known: it owes no answer. `since`: changes since its previous sample."""
     is_open = samples.has(SampleFlag.STILL_BLOCKED)
     length, tick = samples.length_ns(), samples.tcp_tick_us.astype(np.int64) * _NS_PER_US
     delay = np.where(is_open, 0, np.clip(samples.delay_ns(), 0, length))
@@ -228,8 +227,7 @@ def _of_udp(profile: Profile) -> I64:
 
 
 def _udp(profile: Profile, rows: I64, operation: U8) -> Network:
-    """Return the causes of waits to receive: not answered in the time asked for, or not yet; a name server (port 53)
-    that answered."""
+    """Return the causes of waits to receive: not answered in the time asked for, or yet; a name server (port 53)."""
     udp, objects, network = profile.samples.take(rows), profile.objects, Network.unknown(len(rows))
     is_server = np.array([profile.strings[name].endswith(":53") for name in objects.name.tolist()], np.bool_)
     is_open, length = udp.has(SampleFlag.STILL_BLOCKED), udp.length_ns()

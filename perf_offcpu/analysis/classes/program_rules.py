@@ -21,9 +21,8 @@ _NEVER = (WaitClass.RUNQUEUE, WaitClass.THROTTLED, WaitClass.STOPPED, WaitClass.
 
 class Rules:
     """Matches the rules on programs, the user's `rules` before the built-in ones, with functions and waits. Attribute
-    `rules`: both, in order of precedence; bit i of a set of rules stands for `rules[i]`. `by_comm`: True if some rule
-    has a condition on the name of the thread. `by_caller`: set of the rules with a condition on the caller of a
-    function."""
+    `rules`: both, in order of precedence; bit i of a set of rules stands for `rules[i]`. `by_comm`: some rule has a
+    condition on the name of the thread. `by_caller`: the rules with a condition on the caller."""
 
     def __init__(self, rules: Sequence[ProgramRule] = ()) -> None:
         self.rules = (*rules, *built_in_rules())

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Apply the rules of `classes.wait_classes` and of programs to the functions of stacks. Each rule judges each function
-once; a stack has the value of its innermost kernel function with a value, or of the first wrapper near its leaf in user
-code."""
+once; a stack has the value of its innermost kernel function that has one, or of the first wrapper near its leaf."""
 
 import functools
 import itertools
@@ -87,16 +86,15 @@ def _if(patterns: str) -> Callable[[str], int | None]:
 
 
 class _Stacks:
-    """Searches stacks of a profile, from the leaf on, for functions to which a rule gives a value. `stacks`: int64[n],
-    rows in the profile's stacks."""
+    """Searches `stacks` (int64[n], rows in a profile's stacks) from the leaf on for functions to which a rule gives a
+    value."""
 
     def __init__(self, profile: Profile, stacks: I64) -> None:
         self.profile, self.stacks = profile, stacks
         self.is_kernel, self.used = profile.frames.is_kernel(), used_frames(profile, stacks)
 
     def kernel(self, judge: Callable[[str], int | None]) -> I32:
-        """Return int32[n]: of each stack the first result of `judge` that is not None, for kernel functions leaf first;
-        -1 without one."""
+        """Return int32[n]: the first result of `judge` for kernel functions, leaf first; -1 without one."""
         return self._first(self._judged(judge, self.used & self.is_kernel, SYMBOL_SUFFIX))
 
     def user(self, judge: Callable[[str], int | None], depth: int = _WRAPPER_DEPTH) -> I32:
@@ -131,8 +129,8 @@ class _Stacks:
         return [*sets, 0], set_of_stack.reshape(-1).astype(np.int32)
 
     def _callers(self, programs: Rules, nodes: I64) -> tuple[list[int], I32]:
-        """Return distinct sets of rules (bits), and int32[nodes]: index of the set of the rules whose condition on
-        callers the caller of each node meets."""
+        """Return distinct sets of rules (bits), and int32[nodes], index of the set whose conditions the node's caller
+        meets."""
         row_of_function = {0: 0}  # without a caller
 
         def of_caller(function: str) -> int:

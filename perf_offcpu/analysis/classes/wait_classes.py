@@ -43,8 +43,7 @@ class ClassRow(NamedTuple):
 
 
 class WaitClass(enum.IntEnum):
-    """Classes of waits. The value of a member is its number in columns. The members after OTHER stand in the order of
-    views and of the rules."""
+    """Classes of waits, by number in columns. The members after OTHER stand in the order of views and of the rules."""
 
     OTHER, LOCK, DISK, NETWORK, PIPE, SLEEP, POLL, FAULT, CHILD, RUNQUEUE, THROTTLED, STOPPED = range(12)
 
@@ -127,8 +126,7 @@ def syscall_of_function(name: str) -> str:
 
 @functools.lru_cache(KEPT_NAMES)
 def is_for_work_in_kernel(name: str) -> bool | None:
-    """Return True if this function of the kernel waits for the next piece of work, such as a connection. False: it
-    works on a piece of work. None: unknown."""
+    """Return True if a function of the kernel waits for work, such as a connection, False if it works; else None."""
     return False if matches(_AT_WORK, name) else matches(_WORK_FUNCTIONS, name) or None
 
 

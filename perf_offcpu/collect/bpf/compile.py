@@ -6,8 +6,8 @@ package named `bcc` on PyPI is another program.) It asks for kernel headers, whi
 holds the few declarations that it needs, and BCC_KERNEL_SOURCE names that directory.
 
 Only the compiler is used. bcc also creates the maps that the source declares and writes the numbers of their
-descriptors into the instructions, so programs have to be loaded while its module exists. Afterwards the module, with
-all of LLVM's memory, is freed."""
+descriptors into the instructions, so programs have to be loaded while its module exists. Afterwards it is freed, with
+LLVM's memory."""
 
 import atexit
 import ctypes
@@ -37,8 +37,8 @@ _INSTALL = (
 
 
 def import_bcc() -> ModuleType:
-    """Import the BPF Compiler Collection. Raises CapabilityError: it is missing, cannot be loaded, or is another
-    package of this name."""
+    """Import the BPF Compiler Collection. Raises CapabilityError: it is missing or broken, or another package of this
+    name."""
     try:
         with warnings.catch_warnings(action="ignore"):  # 0.37 with Python 3.14: its ctypes structures
             import bcc

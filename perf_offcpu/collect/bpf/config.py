@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configuration of the BPF program. States of a thread off the CPU have the letters of ps and perf. The BPF program
 defines them (`mode_of()` in bpf/facts.h): S and D include the freezable states, D also the killable ones; the raw state
-in the file tells these apart. Q, which ps has not, is a runnable thread whose control group has used up its quota of
-CPU time."""
+in the file tells these apart. Q, which ps has not: runnable, but the control group's quota of CPU time is used up."""
 
 import enum
 from dataclasses import dataclass
@@ -110,8 +109,7 @@ class OffCpuConfig(WaitOptions):
 
 
 def parse_states(text: str) -> str:
-    """Parse a list such as "S,D,R"; return its letters. Raises UsageError: one of them is no state, or the list is
-    empty."""
+    """Return the letters of a list such as "S,D,R". Raises UsageError: one is no state, or the list is empty."""
     letters = [letter.strip() for letter in text.split(",")]
     for letter in letters:
         if letter not in MODES:

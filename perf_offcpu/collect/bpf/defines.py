@@ -126,8 +126,7 @@ def _rate_window(config: OffCpuConfig) -> dict[str, int]:
 
 
 def target_defines(config: OffCpuConfig) -> dict[str, int]:
-    """Return the constants for targets.h. Raises CapabilityError: the kernel lacks the control group controller
-    `config.by_group`."""
+    """Return the constants for targets.h. Raises CapabilityError: the kernel lacks the controller `config.by_group`."""
     group = 0 if config.by_group is None else 2 if config.by_group else 1
     css = controller_offset(Btf.load(), config.by_group) if config.by_group else 0
     if css is None:

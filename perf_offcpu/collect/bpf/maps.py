@@ -86,9 +86,8 @@ class Drained(NamedTuple):
 
 
 class ProgramMaps:
-    """Read, write and drain the maps of the BPF program, by descriptors of its own. `descriptors`: of each map in
-    MAP_NAMES; they are duplicated. `header`: layouts of the entries. `control`: the options, members of `struct
-    offcpu_control`."""
+    """Read, write and drain the maps of the BPF program. `descriptors`: of each map in MAP_NAMES; they are duplicated.
+    `header`: layouts of the entries. `control`: options, members of `struct offcpu_control`."""
 
     def __init__(self, descriptors: Mapping[str, int], header: SharedHeader, control: Mapping[str, int]) -> None:
         self.header = header

@@ -95,8 +95,7 @@ def describe(functions: Mapping[str, bytes], maps: Mapping[str, int]) -> BpfObje
 @contextmanager
 def linked(programs: BpfObject) -> Iterator[tuple[dict[str, bytes], dict[str, int]]]:
     """Create the maps of `programs` for the time of the `with` block, and put their descriptors into the instructions.
-    Raises OSError: the kernel refuses a map or its types. Yield instructions by function name and descriptors by map
-    name, as `compile.compiled` does."""
+    Raises OSError: the kernel refuses a map or its types. Yield both by name, as `compile.compiled` does."""
     with contextlib.ExitStack() as stack:
         btf = 0
         if programs.btf:

@@ -13,8 +13,7 @@
         offsets, ips = stacks.find(sums["stack"])
 
 The C file describes what the program does. Here it is compiled for the running kernel (`kernel.facts`), loaded and
-attached through file descriptors only: nothing is pinned, so the kernel removes everything when this process ends,
-however it ends."""
+attached through file descriptors only: nothing is pinned, so the kernel removes everything when this process ends."""
 
 import os
 import platform
@@ -48,10 +47,9 @@ _LICENSE = "Dual BSD/GPL"
 
 
 class OffCpuProgram:
-    """Load the BPF program, neither attached nor enabled yet; a context manager. `use_cache`: take compiled programs
-    and facts about the kernel from the user's cache, and store them there if they are missing. Raises CapabilityError:
-    no bcc, no BTF, no privilege, a kernel too old; RecordingError: the program does not compile, or the kernel refuses
-    it."""
+    """Load the BPF program, neither attached nor enabled yet; a context manager. `use_cache`: keep compiled programs
+    and facts about the kernel in the user's cache. Raises CapabilityError: no bcc, no BTF, no privilege, a kernel too
+    old; RecordingError: the program does not compile, or the kernel refuses it."""
 
     def __init__(self, config: OffCpuConfig | None = None, *, use_cache: bool = True) -> None:
         self.config = config or OffCpuConfig()
@@ -82,9 +80,8 @@ class OffCpuProgram:
 
     @property
     def ends_at_exit(self) -> bool:
-        """True if waits end, and samples are sent, in the sleeper's own context. Then the fields of the record that the
-        perf core fills in (TID, CPU, registers, stack bytes, cgroup) are those of the sleeper; otherwise they are those
-        of the task that left the CPU."""
+        """True if samples are sent in the sleeper's own context, so that the perf core's fields (TID, CPU, registers,
+        stack bytes, cgroup) are the sleeper's; else they are those of the task that left the CPU."""
         return defines.SWITCHED in self._tracepoints or self._probe is not None
 
     def _build(self, facts: KernelFacts, cache: ProgramCache | None) -> None:
@@ -166,8 +163,7 @@ class OffCpuProgram:
         return self._maps
 
     def enable(self) -> None:
-        """Begin to record, or go on after `disable`; then run an iterator that notes the tasks that wait already, so
-        that their waits are recorded, too."""
+        """Begin to record, or go on after `disable`; then run an iterator that notes the tasks that wait already."""
         self.maps.start()
         if _FIRST in self._programs:
             bpf_syscall.run_iterator(self._programs[_FIRST])

@@ -194,8 +194,7 @@ def delete_batch(map_fd: int, keys: NDArray[Any]) -> None:
 class GracePeriod:
     """Wait until all BPF programs that run now have ended. The kernel has no command for that, but a side effect: an
     update of a map of maps from user space returns after an RCU grace period, "so that all programs use the new map"
-    (maybe_wait_bpf_programs() in kernel/bpf/syscall.c, since 4.20). Programs run inside RCU read-side sections, so by
-    then all have ended."""
+    (maybe_wait_bpf_programs() in kernel/bpf/syscall.c, since 4.20)."""
 
     def __init__(self) -> None:
         self._inner = call(Command.MAP_CREATE, MapCreate(MapType.ARRAY, 4, 4, 1))

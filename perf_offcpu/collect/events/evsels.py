@@ -90,8 +90,7 @@ def _with_stack(attr: Attr, stack_bytes: int) -> Attr:
 
 def tracker_attr(support: Support, wakeup_bytes: int = 0, data_maps: bool = False) -> Attr:
     """Return the attr of the event that only asks for side-band records. `wakeup_bytes`: bytes in its ring at which it
-    wakes the recorder. `data_maps`: also ask for records of mappings without code, where perf's own unwinder reads call
-    frame information."""
+    wakes the recorder. `data_maps`: also for mappings without code, which perf's own unwinder reads."""
     flags = _COMMON_FLAGS | _TRACKER_FLAGS | support.tracker_flags | AttrFlag.WATERMARK
     flags |= AttrFlag.MMAP_DATA if data_maps else AttrFlag(0)
     return basic_attr(PerfType.SOFTWARE, SoftwareConfig.DUMMY, support, flags=flags, wakeup=wakeup_bytes)

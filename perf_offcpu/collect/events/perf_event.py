@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The system call perf_event_open(2) and the ioctls of its file descriptors. Python has no wrapper for the call, so it
-goes through libc's syscall(). `refusal` makes error messages from errno and attr, because the same errno means
-different things for different events."""
+goes through libc's syscall(). `refusal` explains an errno, which means different things for different events."""
 
 import ctypes
 import errno
@@ -100,8 +99,8 @@ def event_id(fd: int) -> int:
 
 
 def refusal(problem: OSError, name: str, attr: Attr, tid: int = -1) -> PerfOffcpuError:
-    """Return the error to raise for the event `name` that perf_event_open(2) refused with `problem`, for a thread `tid`
-    or all tasks (-1)."""
+    """Return the error for the event `name` that perf_event_open(2) refused with `problem`, for a thread or all tasks
+    (-1)."""
     hardware = attr.type not in (PerfType.SOFTWARE, PerfType.TRACEPOINT)
     if hardware and problem.errno in (errno.ENOENT, errno.EOPNOTSUPP, errno.ENODEV, errno.EINVAL):
         return CapabilityError(

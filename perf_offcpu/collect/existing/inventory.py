@@ -212,8 +212,8 @@ _MOST_LEVELS = 64
 
 def cgroup_records(lost: Losses) -> Iterator[bytes]:
     """Yield a record for each group of the unified hierarchy, parents first; none if it is not mounted. Users to whom a
-    group is delegated make groups in it, as many and as deep as they like, so groups near the root come first, and
-    `lost` counts groups that are left out."""
+    group is delegated make groups in it, as many and as deep as they like, so those near the root come first, and
+    `lost` counts the rest."""
     mount = cgroup2_mount(read_kernel(MOUNTS))
     if mount is None:
         return

@@ -35,8 +35,7 @@ class Mapping:
 
 
 def read_maps(pid: int) -> bytes:
-    """Return whole lines of /proc/PID/maps, at most `MOST_BYTES`; b"" for a kernel thread or a zombie. Raises OSError:
-    it cannot be read."""
+    """Return whole lines of /proc/PID/maps, at most `MOST_BYTES`; b"" for kernel threads, zombies. Raises OSError."""
     text = read_kernel_begin(f"/proc/{pid}/maps", MOST_BYTES)
     return text if len(text) < MOST_BYTES else text[: text.rfind(b"\n") + 1]
 
@@ -76,8 +75,7 @@ def mappings_at(text: bytes, address: int) -> tuple[Mapping | None, Mapping | No
 
 
 def _mapping(line: bytes) -> Mapping:
-    """Parse one line. Only newlines are escaped in a name, which may hold any other byte. Raises ValueError: the
-    line is malformed."""
+    """Parse one line. Only newlines are escaped in a name, which may hold any other byte. Raises ValueError."""
     place, permissions, offset, device, inode, *name = line.split(b" ", 5)
     start, _, end = place.partition(b"-")
     major, _, minor = device.partition(b":")
@@ -108,13 +106,11 @@ class MappedBuildIds:
         self._name_bytes = 0
 
     def get(self, key: bytes) -> bytes | None:
-        """Return the build-id of a file that has been read; b"" if it has none, None if it was not read. `key`: from
-        `key_of`."""
+        """Return the build-id of a file that was read; b"" for none, None if it was not read. `key`: of `key_of`."""
         return self._known.get(key)
 
     def learn(self, key: bytes, path: bytes, build_id: bytes) -> None:
-        """Remember the build-id (b"" for none) of a file that was read; forget the oldest files if there is no room.
-        `key`: from `key_of`."""
+        """Remember the build-id (b"" for none) of a file that was read, and forget the oldest. `key`: from `key_of`."""
         remember(self._known, key, build_id)
         if not build_id or len(path) > MOST_NAME:
             return
@@ -160,8 +156,7 @@ def remember(table: dict[Any, bytes], key: Hashable, value: bytes) -> None:
 
 
 def build_id_at(path: str | bytes, inode: int | None = None) -> bytes | None:
-    """Return the build-id of a regular file; b"" if it has none, None if it is not there. `inode`: of the file that is
-    expected there; None for any."""
+    """Return the build-id of a regular file; b"" for none, None if it is not there. `inode`: the expected one."""
     try:
         fd = open_regular(os.fsdecode(path))
     except (OSError, ValueError):  # ValueError: a NUL in the name

@@ -27,8 +27,7 @@ SWITCH_NS = 5000  # time of a switch that may count for the thread that leaves o
 
 def budget_samples(event: EventSpec, budgets: NDArray[Any], modes: Sequence[str], time_ns: int) -> Iterator[bytes]:
     """Yield sample records with `BATCH` budgets each. `event`: offcpu-counters. `budgets`: rows of `struct
-    offcpu_budget` (bpf/off_cpu.h). `modes`: enumerators of `enum offcpu_mode`, which index their field `ns`. `time_ns`:
-    time of the samples."""
+    offcpu_budget` (bpf/off_cpu.h). `modes`: enumerators of `enum offcpu_mode`, which index their field `ns`."""
     rows = _as_in_file(budgets, modes)
     for low in range(0, len(rows), BATCH):
         part = rows[low : low + BATCH]
@@ -57,9 +56,8 @@ class BudgetShares:
         self._last: tuple[NDArray[Any], NDArray[Any], I64, NDArray[Any]] | None = None  # arguments, results of _share
 
     def share(self, budgets: NDArray[Any]) -> NDArray[Any]:
-        """Return `budgets` corrected by the kernel's figures (`by_kernel_figures`), less the parts in earlier files. A
-        row whose thread has a share in an earlier file begins where that share ended. `budgets`: rows of whole lives,
-        as `struct offcpu_budget`."""
+        """Return `budgets` corrected by the kernel's figures (`by_kernel_figures`), less the parts in earlier files.
+        Their rows begin where these ended. `budgets`: of whole lives."""
         return self._share(budgets)[0]
 
     def _share(self, budgets: NDArray[Any]) -> tuple[NDArray[Any], I64, NDArray[Any]]:
@@ -161,8 +159,7 @@ def by_kernel_figures(budgets: NDArray[Any], modes: Sequence[str]) -> NDArray[An
 
 
 def _divided(totals: I64, parts: I64) -> I64:
-    """Return int64[n, parts]: totals[i] divided in the proportions of row i of `parts`. The largest part takes the
-    remainder."""
+    """Return int64[n, parts]: totals[i] in the proportions of parts[i]; the largest part takes the rest."""
     ratio = totals / np.maximum(parts.sum(axis=1), 1)
     divided: I64 = (parts * ratio[:, None]).astype(np.int64)
     divided[np.arange(len(parts)), parts.argmax(axis=1)] += totals - divided.sum(axis=1)

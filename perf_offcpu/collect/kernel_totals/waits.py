@@ -6,8 +6,7 @@ sum is a sample like that of a single wait, with the same payload: its kind is S
 total, its time is the end of the last wait. Unlike a sample from BPF, it has the sleeper in the header, too.
 
 An iterator reports the waits that have not ended when the recording or one of its files ends (`bpf/last_tasks.py`).
-Their samples end at that moment, with the kind STILL_BLOCKED: the period is the time so far, or since the recording
-began if the switch-out was earlier."""
+Their samples end at that moment, with the kind STILL_BLOCKED: the period is the time so far within the recording."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -52,8 +51,7 @@ _TASKS_AT_ONCE = 512  # tasks whose records are packed at once: some MB of copie
 
 def sum_samples(event: EventSpec, sums: NDArray[Any], stacks: Stacks) -> Iterator[bytes]:
     """Yield the sample records of `BATCH` sums at a time. `event`: offcpu-time; its first id is used. `sums`: rows with
-    the fields of `struct offcpu_sum_key` and `struct offcpu_sum` (bpf/off_cpu.h). `stacks`: user addresses of each row,
-    maybe none."""
+    the fields of `struct offcpu_sum_key` and `struct offcpu_sum` (bpf/off_cpu.h). `stacks`: their user addresses."""
     offsets, ips = stacks
     for low in range(0, len(sums), BATCH):
         rows = sums[low : low + BATCH]

@@ -49,8 +49,7 @@ class _PastFile:
 class FileSeries:
     """Begin, fill and end the files of one recording, one after the other. `say` is called with a sentence for each
     file that is complete, and for each problem. `current`: the file that takes records; in a pause it may be complete.
-    `is_between`: True in a pause after `current` was finished: the next file begins when recording goes on. `summary`:
-    the numbers of the recording."""
+    `is_between`: True in a pause after `current` was finished: the next file begins when recording goes on."""
 
     def __init__(
         self, options: RecordOptions, collector: Collector, requests: Requests, say: Callable[[str], None]

@@ -167,8 +167,7 @@ class DrawnStacks:
     weight of a stack is its time, however short its waits are (the estimator of Horvitz and Thompson, 1952, as in
     bpf/sampling.h). Each exact sum is divided in proportion to these weights: times and numbers of a thread's waits
     stay exact, their division among stacks is an estimate. A sum from which no wait was drawn is held, and added to the
-    same sum of a later drain; it is returned without a stack when the file ends. `draws`: False if no stacks are drawn
-    at all."""
+    same sum of a later drain; it is returned without a stack when the file ends. `draws`: stacks are drawn."""
 
     def __init__(self, draws: bool = True) -> None:
         self._draws = draws
@@ -176,8 +175,7 @@ class DrawnStacks:
 
     def share(self, sums: Rows, *, end_of_file: bool) -> Rows:
         """Return `sums`, rows with the fields of `struct offcpu_sum_key` and `struct offcpu_sum`, with each exact sum
-        divided among the stacks of the waits drawn from it; these rows have the flag DRAWN. Totals and counts of each
-        sum are conserved."""
+        divided among the stacks of the waits drawn from it; these rows have the flag DRAWN."""
         is_drawn = (sums["flags"] & _DRAWN) != 0
         exact, drawn = sums[~is_drawn], sums[is_drawn & (sums["total_ns"] > 0)]
         if self._held is not None:
@@ -201,8 +199,7 @@ def _keys(rows: Rows) -> Rows:
 
 
 def _owners(exact: Rows, drawn: Rows) -> NDArray[np.int64]:
-    """Return int64[n]: for each drawn row, the row of `exact` that it was drawn from; -1 if all waits of that sum were
-    sent as samples."""
+    """Return int64[n]: the row of `exact` of each drawn row; -1 if all waits of that sum were sent as samples."""
     kinds, of_row = np.unique(np.concatenate([_keys(exact), _keys(drawn)]), return_inverse=True)
     row_of_kind = np.full(len(kinds), -1)
     row_of_kind[of_row[: len(exact)]] = np.arange(len(exact))

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure how long rings fill from one drain to the next, and what the recorder does in that time: it writes, works,
 waits for a CPU or waits in the kernel. Time in which the recorder sleeps until a ring wakes it does not count. The
-longest time between two drains is shown; times in which a ring became full are added up, because what the recorder
-did in them is the cause of losses."""
+longest time between two drains is shown; times in which a ring became full, the cause of losses, are added up."""
 
 import contextlib
 import os
@@ -159,8 +158,7 @@ class DrainPriority:
     where that is not allowed, it stays as it is. Threads and processes that it starts are ordinary ones. Nice values
     only count within a session where the kernel groups tasks by session (kernel.sched_autogroup_enabled, the default):
     beside eight tasks that compute in another session, a thread of nice -20 waited 0.3 s for one of two CPUs.
-    `is_wanted`: False to leave the priority alone. `wall`, `cpu`: clocks of the seconds elapsed, and of this thread on
-    a CPU."""
+    `is_wanted`: False to leave the priority alone. `wall`, `cpu`: clocks of seconds."""
 
     def __init__(
         self,

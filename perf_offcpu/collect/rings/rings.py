@@ -67,8 +67,7 @@ class Ring:
         self.fullest = self.recent = self.last = 0
 
     def drain(self, sink: Sink) -> None:
-        """Move the content to `sink`. Raises RecordingError: the sink could not take all records; records that it
-        did not take stay in the ring."""
+        """Move the content to `sink`. Raises RecordingError: the sink did not take all; the others stay."""
         tail = self._control[_TAIL]
         head = self._control[_HEAD]
         self.last = head - tail

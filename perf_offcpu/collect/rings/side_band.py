@@ -4,19 +4,18 @@
 The kernel can put build-ids there itself (attr.build_id). But while one recorder asks for them, the records of all
 others on the machine claim to hold one, too, and perf 6.1 crashes on that (`perfdata.events`). So the recorder reads
 them from the files, once per file, when the record comes: from /proc/PID/map_files, or by its path if the process has
-ended already. The inode shows if it still is the mapped file. The claim is removed where another recorder's request has
-put it into our records.
+ended already. The inode shows if it still is the mapped file. Where another recorder's request put the claim into our
+records, it is removed.
 
 MMAP2 records of data are there for perf's own unwinder, which reads call frame information in files that are mapped for
 reading. Records of other data (heap, stacks, data segments) are left out: half of the records of an exec.
 
 KSYMBOL and BPF_EVENT records are cut to their size. When several recorders listen, the kernel adds the size of the
 trailer to the same header once for each (kernel/events/core.c: perf_event_ksymbol_output() and perf_event_bpf_output(),
-seen in 6.18): all but the first get records with old bytes of their ring after the trailer, where perf finds an unknown
-id and gives up.
+seen in 6.18): all but the first get old bytes of their ring after the trailer, where perf finds an unknown id and gives
+up.
 
-Side-band records have rings of their own, because they are looked at one by one, and because a ring full of samples
-must not lose them."""
+Side-band records have rings of their own: they are looked at one by one, and samples must not displace them."""
 
 import contextlib
 import itertools

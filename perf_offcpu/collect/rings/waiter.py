@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wait until rings have to be emptied, or something ends the recording. A ring wakes the recorder when it has filled to
-some degree; a quiet one is emptied after a fixed time. A signal, the end of the command, the end of the last target, or
-the clock ends the recording."""
+"""Wait until rings have to be emptied (when filled to some degree, else after a fixed time), or a signal, the clock,
+the end of the command or of the last target ends the recording."""
 
 import select
 import time

@@ -64,8 +64,7 @@ class Btf:
 
     @classmethod
     def load(cls, path: Path = VMLINUX_BTF) -> Btf:
-        """Read the running kernel's BTF. Raises CapabilityError: the kernel has none; FormatError: the file is
-        damaged."""
+        """Read the running kernel's BTF. Raises CapabilityError: the kernel has none; FormatError: it is damaged."""
         try:
             data = read_kernel(str(path))
         except OSError as error:

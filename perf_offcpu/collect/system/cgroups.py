@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Control groups: mounted hierarchies, and the groups of `-G`. BPF and perf report the id in the unified hierarchy
-(cgroup2): the inode number of the directory. `-G` can name groups of a v1 hierarchy, too, which is known by one of its
-controllers."""
+(cgroup2): the inode number of the directory. `-G` can name v1 groups, too, each known by a controller."""
 
 import os
 import re

@@ -24,8 +24,7 @@ def online_cpus() -> tuple[int, ...]:
 
 def online_since() -> dict[int, int]:
     """Return online CPU → number that changes each time the CPU was offline: the inode of its directory `topology`,
-    which the kernel makes when the CPU comes online and removes when it goes (6.18: drivers/base/topology.c); 0 if
-    there is none."""
+    which the kernel makes when the CPU comes online (6.18: drivers/base/topology.c); 0 for none."""
     since = dict.fromkeys(online_cpus(), 0)
     for cpu in since:
         with contextlib.suppress(FileNotFoundError):

@@ -53,9 +53,8 @@ STUCK: Final = Answer(is_stuck=True)
 
 class Helper:
     """Call `work` with one item after the other in a forked process, which is started when there are items. Items and
-    results are plain values (`marshal`): numbers, bytes, tuples, dicts. `work` sees the memory of the recorder as it
-    was when the process was started. `until`: time (`time.monotonic`) after which all items count as stuck; another
-    thread may change it."""
+    results are plain values (`marshal`). `work` sees the memory of the recorder as it was when the process was started.
+    `until`: time (`time.monotonic`) after which all items count as stuck; may be changed."""
 
     def __init__(self, work: Callable[[Any], Any], patience_s: float = PATIENCE_S) -> None:
         self._work, self._full_patience_s = work, patience_s
@@ -77,8 +76,7 @@ class Helper:
         return number
 
     def each(self, items: Sequence[Any], step: Callable[[], object] | None = None) -> Iterator[Answer]:
-        """Yield the answers to the items in order, up to the first that is stuck. `step` is called again and again
-        while an answer is awaited."""
+        """Yield answers in order, up to the first item that is stuck. `step` is called while an answer is awaited."""
         if time.monotonic() >= self.until:
             yield STUCK
             return
@@ -228,9 +226,9 @@ class Avoided:
 def ask_each(
     helper: Helper, items: Sequence[tuple[Any, ...]], avoided: Avoided, step: Callable[[], object] | None = None
 ) -> Iterator[tuple[tuple[Any, ...], Answer]]:
-    """Yield (item, answer) for each item; after a stuck item, a new process is asked. The first member of
-    an item is a key: items with a key in `avoided` come first, as STUCK; keys of stuck items are added to it. `step`:
-    as in `Helper.each`."""
+    """Yield each item with its answer; after a stuck item, a new process is asked. The first member of an item is a
+    key: items with a key in `avoided` come first, as STUCK; keys of stuck items are added. `step`: as in
+    `Helper.each`."""
     remaining = list(items)
     while remaining:
         if is_too_much_left() or time.monotonic() >= helper.until:

@@ -192,8 +192,7 @@ def _frames(memory: int, text: bytes) -> list[bytes]:
 
 
 def _become_owner(pid: int) -> None:
-    """Become the user and groups of process `pid`; exit if it runs setuid or setgid. Do nothing without root's
-    rights."""
+    """Become the user and groups of process `pid`, as root; exit if it runs setuid or setgid."""
     if os.geteuid() != 0:
         return
     status = _status(pid)

@@ -149,7 +149,7 @@ def raise_priority(realtime: int) -> None:
     a CPU soon among hundreds of runnable tasks (with small rings, it halves what waits in them), yet unlike SCHED_FIFO
     cannot starve them when there is much to copy. Without the privilege it goes on as it is, unless a real-time
     priority was asked for. `realtime`: priority for SCHED_FIFO, 0 for none. Raises CapabilityError: the kernel refuses
-    the real-time priority."""
+    it."""
     try:
         if realtime:
             os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(realtime))

@@ -48,8 +48,7 @@ def wait_records(
     over: bool = True,
 ) -> bytes:
     """Return one sample record of `event` for each wait (`switches.INTERVAL`), with what was seen of its thread, and
-    its callchain in the kernel (offsets int64[n + 1], words), which may be empty. `over`: the waits have ended; else
-    they last at the end of the recording."""
+    its callchain in the kernel (offsets int64[n + 1], words), which may be empty. `over`: the waits have ended."""
     seen = [look or _NOTHING for look in looks]
     objects = [look.found for look in seen]
     rows = np.zeros(len(waits), SUM)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make waits of SWITCH records while recording goes on: a wait lasts from a switch-out to the next switch-in of its
-thread. Rings of several CPUs are drained one after the other, so the records of a drain are put in order by time, and
-the last ones wait for the next drain."""
+thread. Rings of CPUs are drained one after the other, so records are sorted by time, and the last wait for the next
+drain."""
 
 from typing import Any, Final
 

@@ -63,8 +63,7 @@ def process_of(pid: int, fd: int) -> bytes:
 
 def requests_of(pid: int, fd: int) -> bytes:
     """Return `[io_uring] of /path` or `[io_uring] of 3 files` if all requests of a ring are for files; else b"". All
-    requests that its submission queue still has are read, done or not. From Linux 6.10 on: before, that memory cannot
-    be read."""
+    requests that are still in its submission queue are read, done or not; before Linux 6.10, none."""
     try:
         inode = int(_in_fdinfo(pid, fd, _INODE) or -1)
         queues = [area for area in parse_maps(read_maps(pid)) if area.inode == inode and area.offset == _SQES]
@@ -146,8 +145,8 @@ def socket_texts(row: Any) -> Texts:
 
 class Mounts:
     """Complete paths by the mounts that the recorder sees (proc_pid_mountinfo(5)), read at the first call of `path`. Of
-    a file that is not open any more, the BPF program has read the names up to the root of its file system; the mounts
-    tell where that file system is."""
+    a file that is not open any more, the BPF program has read the names up to the root of its file system, which a
+    mount places."""
 
     @functools.cached_property
     def _by_device(self) -> dict[tuple[int, int], list[tuple[bytes, bytes]]]:

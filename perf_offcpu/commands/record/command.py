@@ -41,8 +41,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the verb and return the exit status of the command. Without a command the status is 128 + signal if a signal
-    ended the recording, else 0."""
+    """Run the verb and return the exit status of the command; without one, 128 + signal after a signal, else 0."""
     from perf_offcpu.collect.session import record
     from perf_offcpu.collect.targets import left_out
 
@@ -183,8 +182,7 @@ _NAP_S: Final = 0.02
 def run_with_fewer_rights(work: Callable[[], None]) -> bool:
     """Run a function in a forked process with the capabilities of READING; return whether it succeeded. --buildid-cache
     parses files of other users. The parsing process cannot load BPF programs or modules, mount, change owners or users,
-    nor regain such rights by execve. It is no sandbox: files below /proc/PID/root require CAP_SYS_PTRACE, and the
-    process still owns the files of root."""
+    nor regain such rights by execve. It is no sandbox: it has CAP_SYS_PTRACE and owns the files of root."""
     sys.stdout.flush()
     sys.stderr.flush()
     with warnings.catch_warnings(action="ignore"):  # Python 3.12, where other threads exist

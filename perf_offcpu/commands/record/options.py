@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make a `RecordOptions` of the options of `perf-offcpu record`. This module checks the texts only; `collect` examines
 the machine. `--call-graph auto` examines the files that the target runs. If all of them keep frame pointers, the
-kernel's walk finds every caller at the lowest cost (fp). If a file lacks them, or the files are unknown, stacks are
-copied (cfi)."""
+kernel's walk (fp) finds every caller and costs least; else stacks are copied (cfi)."""
 
 from __future__ import annotations
 

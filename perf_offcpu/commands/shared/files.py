@@ -61,8 +61,7 @@ def check_ownership(path: str, force: bool) -> None:
 
 def note_cut(args: argparse.Namespace, path: str, counts: Mapping[LossCause, int]) -> bool:
     """Report on stderr that a recording with these losses is cut, or has no end; return True if so. A cut recording is
-    added to `args.cut`, a list that all copies of the command line share: the verb does its work, and the exit status
-    says that it was cut."""
+    added to `args.cut`, a list that all copies of the command line share, for the exit status."""
     causes = [cause for cause in losses.CUT if counts.get(cause)]
     if causes:
         what = "; ".join(f"{counts[cause]} {cause}" for cause in causes)

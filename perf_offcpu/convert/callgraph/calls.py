@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make the graph of calls between functions, and write it as text. Functions have their own and their inclusive time
-(`callpaths.calls`)."""
+"""Make the graph of calls between functions, with own and inclusive time (`callpaths.calls`); write it as text."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Encode Protocol Buffers, a column of messages at a time.
 
-A generated class or the protobuf library makes one message per call, some microseconds each; a recording has
-millions. Here n messages are parts side by side. A part has up to 8 bytes of each message, in a column of words.
-`flat` writes one part of all messages after the other, always whole words: the next part overwrites the bytes
-that are too many. All is done in numpy.
+A generated class or the protobuf library makes one message per call, some microseconds each; a recording has millions.
+Here n messages are parts side by side. A part has up to 8 bytes of each message, in a column of words. `flat` writes
+one part of all messages after the other, always whole words: the next part overwrites the bytes that are too many.
 
-Source: https://protobuf.dev/programming-guides/encoding. Fields of value 0 are written, too, which readers of
-proto3 accept."""
+Source: https://protobuf.dev/programming-guides/encoding. Fields of value 0 are written, too."""
 
 from __future__ import annotations
 

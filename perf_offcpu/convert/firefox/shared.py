@@ -72,8 +72,8 @@ class StringArray:
 
 
 def table(length: int, **columns: I64 | bool | None) -> Iterator[str]:
-    """Yield the JSON of a table. A column is int64[length], where negatives become null unless _MINUS_ONE names it; or
-    one value (None, bool) for all rows."""
+    """Yield the JSON of a table. A column is int64[length], negatives null unless _MINUS_ONE names it; or one value for
+    all."""
     yield "{"
     for name, values in columns.items():
         yield f'"{name}":['

@@ -173,8 +173,8 @@ def write_page(
     out: TextIO, template: str, styles: Sequence[str], scripts: Sequence[str], document: dict[str, Any], **more: str
 ) -> None:
     """Write a page; its title is that of the JSON document. `template`: the asset with `$$policy`, `$$title`,
-    `$$style`, `$$script` and `$$data`. `styles`, `scripts`: assets, each kind written as one. `more`: further values of
-    the template; not escaped."""
+    `$$style`, `$$script` and `$$data`. `styles`, `scripts`: assets, each kind written as one. `more`: of the template,
+    not escaped."""
     style, script = ("".join(map(_asset, assets)) for assets in (styles, scripts))
     page = Template(_asset(template)).substitute(
         policy=_policy(style, script),

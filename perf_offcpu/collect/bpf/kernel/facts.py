@@ -67,8 +67,7 @@ class KernelFacts:
 
 
 def explore(btf: Btf) -> KernelFacts:
-    """Look up all facts in the kernel's BTF and symbols. Raises CapabilityError: the kernel is too old; FormatError:
-    its BTF is damaged."""
+    """Look up all facts in BTF and symbols. Raises CapabilityError: the kernel is too old; FormatError: damaged BTF."""
     tracepoints = {name: point for name in _TRACEPOINTS if (point := btf.tracepoint(name))}
     missing = [name for name in _TRACEPOINTS if name not in tracepoints and name not in _OPTIONAL]
     if missing or not btf.member("task_struct", "bpf_storage"):
@@ -144,8 +143,7 @@ a field for locks that disable interrupts between softirqs and hard interrupts (
 def _preempt_count(btf: Btf) -> Defines:
     """Return the constants that locate the preempt count, which shows interrupts (OFFCPU_PREEMPT_COUNT 0: not found, no
     interrupt is noticed), and x86's stack of interrupts. arm64 keeps the count in the task. x86 has a per-CPU variable,
-    from 6.2 to 6.13 a member of `pcpu_hot`. BPF cannot have its address, but a task leads to another per-CPU variable,
-    the run queue of its CPU."""
+    from 6.2 to 6.13 a member of `pcpu_hot`; BPF finds it from the run queue of a task's CPU, which is per CPU, too."""
     newer = btf.type_id(Kind.VAR, "local_interrupt_disable_state") is not None
     common: Defines = {
         "OFFCPU_PREEMPT_COUNT_OF_TASK": 1,
@@ -168,8 +166,7 @@ def _preempt_count(btf: Btf) -> Defines:
 
 
 def _distance(btf: Btf, member: str, variable: str) -> str | None:
-    """Return, as C text, the bytes from the run queue to `member` of `pcpu_hot` or, if there is no such member, to the
-    per-CPU `variable`; None if unknown."""
+    """Return, as C text, the bytes from the run queue to `member` of `pcpu_hot`, else to `variable`, or None."""
     hot, of_hot = btf.per_cpu_offset("pcpu_hot"), btf.member("pcpu_hot", member)
     offset = hot + of_hot.offset if hot is not None and of_hot else btf.per_cpu_offset(variable)
     neighbour = btf.per_cpu_offset("runqueues")

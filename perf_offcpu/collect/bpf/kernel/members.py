@@ -21,9 +21,8 @@ _TABLES = dict(read_table(__file__))
 
 
 def task_members(btf: Btf) -> Defines:
-    """Return constant → offset for the members of tasks, and a C type for TASK_ON_CPU_TYPE; the offset is 0 for a
-    missing member, or for all members of a feature that needs them together. Raises CapabilityError: a member that is
-    always needed is missing."""
+    """Return constant → offset for the members of tasks, and a C type for TASK_ON_CPU_TYPE; 0 for a missing member, or
+    all members of a feature that needs them together. Raises CapabilityError: one is missing."""
     features = _features(btf, "cgroup-id", "kernel-figures", "run-queue", "callers")
     return {**_needed(btf), **features, **offsets(btf, _TABLES["throttling"] | _TABLES["properties"])}
 
