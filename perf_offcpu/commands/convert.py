@@ -10,23 +10,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from perf_offcpu.commands.shared import profile as shared
 from perf_offcpu.commands.shared.causality import cascade_from_args, critical_path_from_args
 from perf_offcpu.commands.shared.files import STDOUT, check_distinct, open_output
 from perf_offcpu.commands.shared.parquet import write_dataset
 from perf_offcpu.commands.shared.parsers import LIST, add_options, add_verb
-from perf_offcpu.commands.shared.profile import (
-    SHOW,
-    add_profile_arguments,
-    every_wait_from_args,
-    folded,
-    inputs,
-    profile_from_args,
-    selection_from_args,
-    split_list,
-    whole_lives,
-    with_head,
-    with_input,
-)
 from perf_offcpu.commands.shared.streams import busy
 from perf_offcpu.convert.registry import FORMATS, MIN_SHARE, Format, Options
 from perf_offcpu.errors import UsageError
@@ -64,7 +52,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_options(
         output, "convert.output", {"min_share": MIN_SHARE}, fold_interpreters=fold, title={"default": ""}, **details
     )
-    add_profile_arguments(parser, showing=_SHOWING)
+    shared.add_profile_arguments(parser, showing=_SHOWING)
 
 
 class _Choose(argparse.Action):
@@ -96,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         return _cascade(args)
     if args.wakers and args.format != "callgraph":
         return _chains(args)
-    return convert(args, lambda options: prepared(args, profile_from_args(args), options))
+    return convert(args, lambda options: prepared(args, shared.profile_from_args(args), options))
 
 
 def _cascade(args: argparse.Namespace) -> int:
@@ -123,9 +111,11 @@ def _chains(args: argparse.Namespace) -> int:
         raise UsageError("--wakers is about the waits of one recording: no --diff, --all-events")
 
     def load(options: Options) -> tuple[Profile, Options]:
-        recorded = every_wait_from_args(args, "--wakers", "show one waker with --waker-stack,")
-        waits = recorded.is_offcpu() & np.isin(recorded.samples.evsel, event_rows(recorded, split_list(args.event)))
-        selected = selected_rows(recorded, selection_from_args(args))[waits]
+        recorded = shared.every_wait_from_args(args, "--wakers", "show one waker with --waker-stack,")
+        waits = recorded.is_offcpu() & np.isin(
+            recorded.samples.evsel, event_rows(recorded, shared.split_list(args.event))
+        )
+        selected = selected_rows(recorded, shared.selection_from_args(args))[waits]
         profile, options = prepared(args, recorded.select(waits), options)
         chains = waker_chains(profile, options)
         if len(profile.samples) and not any(name.any() for name, _ in chains.hops):
@@ -155,7 +145,7 @@ def _critical_path(args: argparse.Namespace) -> int:
 def prepared(args: argparse.Namespace, profile: Profile, options: Options) -> tuple[Profile, Options]:
     """Return the profile with the samples of the named events only, and the options, with the head of a page."""
     if "sentences" in FORMATS[args.format].options:
-        options = with_head(options, args, profile)
+        options = shared.with_head(options, args, profile)
     return _chosen(args, profile), options
 
 
@@ -165,7 +155,7 @@ def convert(args: argparse.Namespace, load: Callable[[Options], tuple[Profile, O
     format_.accept(options)
     if args.diff is not None and "diff" not in format_.options:
         raise UsageError(f"--diff: --{format_.name} does not compare recordings")
-    paths = inputs(args)
+    paths = shared.inputs(args)
     first = "stdin" if paths[0] == STDOUT else paths[0].rstrip("/")
     output = args.output or first + format_.suffix_for(options)
     check_distinct(paths, output)
@@ -177,7 +167,7 @@ def convert(args: argparse.Namespace, load: Callable[[Options], tuple[Profile, O
         raise UsageError("--waker-stack: there are none (perf-offcpu record --waker-stacks records them)")
     if args.diff is not None:
         with busy("reading"):
-            options = replace(options, diff=_chosen(args, profile_from_args(with_input(args, args.diff))))
+            options = replace(options, diff=_chosen(args, shared.profile_from_args(shared.with_input(args, args.diff))))
     shown = paths + ([args.diff] if args.diff else [])
     with open_output(output, binary=format_.binary, inputs=shown) as out, busy(f"writing {format_.name}"):
         format_.write(profile, out, options)
@@ -205,10 +195,10 @@ def _chosen(args: argparse.Namespace, profile: Profile) -> Profile:
     from perf_offcpu.analysis.select import select_events
     from perf_offcpu.analysis.wall_clock import wall_clock
 
-    events = split_list(args.event)
+    events = shared.split_list(args.event)
     if args.all_events:
-        return folded(args, wall_clock(profile, events, whole_lives=whole_lives(args)))
-    return folded(args, select_events(profile, events))
+        return shared.folded(args, wall_clock(profile, events, whole_lives=shared.whole_lives(args)))
+    return shared.folded(args, select_events(profile, events))
 
 
 def _options(args: argparse.Namespace) -> Options:
@@ -216,8 +206,8 @@ def _options(args: argparse.Namespace) -> Options:
     given: dict[str, Any] = {}
     for name in ("pid", "tid", "state"):
         values = getattr(args, name)
-        given[name] = SHOW in values
-        setattr(args, name, [text for text in values if text != SHOW])
+        given[name] = shared.SHOW in values
+        setattr(args, name, [text for text in values if text != shared.SHOW])
     if args.objects and (args.wakers or args.cascade or args.critical_path or args.all_events):
         raise UsageError("--objects is a graph of its own: no --wakers, --cascade, --critical-path, --all-events")
     if args.objects and args.diff is not None:

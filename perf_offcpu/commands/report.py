@@ -9,22 +9,10 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from perf_offcpu.commands.shared import profile as shared
 from perf_offcpu.commands.shared.causality import cascade_from_args, critical_path_from_args, serial_from_args
 from perf_offcpu.commands.shared.files import check_distinct, open_output
 from perf_offcpu.commands.shared.parsers import LIST, accept_without_effect, add_options, add_verb
-from perf_offcpu.commands.shared.profile import (
-    add_profile_arguments,
-    folded,
-    inputs,
-    kept_options,
-    profile_from_args,
-    selection_from_args,
-    split_list,
-    split_words,
-    whole_lives,
-    with_head,
-    with_input,
-)
 from perf_offcpu.commands.shared.streams import limit_from_args, print_lines, print_view, terminal_style
 from perf_offcpu.errors import UsageError
 from perf_offcpu.units import UNITS
@@ -51,7 +39,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add_verb(subparsers, "report")
     accept_without_effect(parser, "report")
     _add_output(parser)
-    add_profile_arguments(parser)
+    shared.add_profile_arguments(parser)
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +71,7 @@ def _order(text: str) -> str:
 
 def parse_keys(texts: Iterable[str]) -> tuple[str, ...]:
     """Return the keys in comma-separated lists, each once."""
-    keys = [_ALIASES.get(word, word) for word in split_words(texts)]
+    keys = [_ALIASES.get(word, word) for word in shared.split_words(texts)]
     for key in keys:
         if key not in SORT_KEYS:
             raise UsageError(f"--sort: no key '{key}' (known: {', '.join(SORT_KEYS)})")
@@ -122,14 +110,14 @@ def _summary(args: argparse.Namespace) -> int:
     if args.per is not None:
         raise UsageError("--per has a meaning with --diff OLD only")
     summary = summarize(
-        folded(args, profile_from_args(args)),
-        split_list(args.event),
+        shared.folded(args, shared.profile_from_args(args)),
+        shared.split_list(args.event),
         _limits(args),
         keys=parse_keys(args.sort) or (("comm", "object") if args.by == "task" else ("class",)),
         children=args.children,
-        whole_lives=whole_lives(args),
+        whole_lives=shared.whole_lives(args),
         verdict=not args.no_verdict,
-        options=kept_options(args),
+        options=shared.kept_options(args),
         budget_by=args.budget_by,
     )
     if args.summary and not args.json:
@@ -147,11 +135,11 @@ def _page(args: argparse.Namespace) -> int:
     outputs |= {"--bottlenecks": args.bottlenecks, "--serial": args.serial}
     if given := [name for name, value in outputs.items() if value]:
         raise UsageError(f"{given[0]} means nothing to --html, which writes a page of one recording")
-    check_distinct(inputs(args), args.html)
-    profile = folded(args, profile_from_args(args))
-    options = with_head(Options(), args, profile)
-    with open_output(args.html, binary=False, inputs=inputs(args)) as out:
-        FORMATS["html"].write(select_events(profile, split_list(args.event)), out, options)
+    check_distinct(shared.inputs(args), args.html)
+    profile = shared.folded(args, shared.profile_from_args(args))
+    options = shared.with_head(Options(), args, profile)
+    with open_output(args.html, binary=False, inputs=shared.inputs(args)) as out:
+        FORMATS["html"].write(select_events(profile, shared.split_list(args.event)), out, options)
     return 0
 
 
@@ -179,8 +167,8 @@ def _locks(args: argparse.Namespace) -> int:
 
     if args.diff is not None or args.event:
         raise UsageError("--locks is about the waits of one recording: no --diff, --event")
-    profile, limit = profile_from_args(args), _limits(args).stacks
-    report = report_of(folded(args, profile), limit)
+    profile, limit = shared.profile_from_args(args), _limits(args).stacks
+    report = report_of(shared.folded(args, profile), limit)
     return print_view(args, lambda: document(report), render(report, _style(args)))
 
 
@@ -200,18 +188,20 @@ def _comparison(args: argparse.Namespace) -> int:
 
     if args.children or args.budget_by != "thread":
         raise UsageError("--diff compares neither functions with their callees nor budgets")
-    windows = selection_from_args(args).windows
-    old, new = (folded(args, profile_from_args(each)) for each in (with_input(args, args.diff), args))
+    windows = shared.selection_from_args(args).windows
+    old, new = (
+        shared.folded(args, shared.profile_from_args(each)) for each in (shared.with_input(args, args.diff), args)
+    )
     per = _per(args.per, old.meta, new.meta)
     before, now = (
-        side_of(profile, split_list(args.event), per, units, windows, whole=whole_lives(args))
+        side_of(profile, shared.split_list(args.event), per, units, windows, whole=shared.whole_lives(args))
         for profile, units in zip((old, new), per.units, strict=True)
     )
     limits, keys = _limits(args), parse_keys(args.sort) or ("class",)
     if "blocked" in keys:
         raise UsageError("--diff sorts by the change: --sort blocked does not apply")
     comparison = compare(before, now, per, keys=keys, limits=(limits.groups, limits.stacks))
-    verdict = None if args.no_verdict else verdict_of(comparison, kept_options(args), args.diff)
+    verdict = None if args.no_verdict else verdict_of(comparison, shared.kept_options(args), args.diff)
     return print_view(args, lambda: document(comparison, verdict), render(comparison, verdict, _style(args)))
 
 

@@ -8,14 +8,9 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING
 
+from perf_offcpu.commands.shared import profile as shared
 from perf_offcpu.commands.shared.files import STDOUT, open_output
 from perf_offcpu.commands.shared.parsers import LIST, accept_without_effect, add_options, add_verb
-from perf_offcpu.commands.shared.profile import (
-    add_profile_arguments,
-    profile_from_args,
-    selection_from_args,
-    split_list,
-)
 from perf_offcpu.commands.shared.streams import busy
 from perf_offcpu.script.fields import DEFAULT_FIELDS, OWN_FIELDS, PERF_FIELDS
 
@@ -29,7 +24,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add_verb(subparsers, "script", epilog=_describe_fields(), dashed_values=dashed)
     accept_without_effect(parser, "script")
     add_options(parser.add_argument_group("output"), "script.output", fields=LIST)
-    add_profile_arguments(parser, default_events="all that were recorded; with --state, --class, --min-dur the waits")
+    shared.add_profile_arguments(
+        parser, default_events="all that were recorded; with --state, --class, --min-dur the waits"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -60,11 +57,11 @@ def run(args: argparse.Namespace) -> int:
 def _profile(args: argparse.Namespace) -> Profile:
     from perf_offcpu.analysis.select import select_events
 
-    events = split_list(args.event)
+    events = shared.split_list(args.event)
     # Waits derived from context switches are no samples of the recording: only --event shows them.
     loading = {"tasks": True, "merge": not args.no_merge_callchains, "switches": bool(events)}
-    profile = profile_from_args(args, keep_ips=True, **loading)
-    return select_events(profile, events) if events or selection_from_args(args).is_of_waits else profile
+    profile = shared.profile_from_args(args, keep_ips=True, **loading)
+    return select_events(profile, events) if events or shared.selection_from_args(args).is_of_waits else profile
 
 
 def _describe_fields() -> str:

@@ -10,20 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from perf_offcpu.dataset import rows as dataset_rows
 from perf_offcpu.dataset.content import content_of, taken
 from perf_offcpu.dataset.dataset import HOUR_NS, Dataset, folder_of, segment_name
 from perf_offcpu.dataset.parquet import to_parquet
-from perf_offcpu.dataset.rows import (
-    Gap,
-    Host,
-    Span,
-    budget_columns,
-    gap_columns,
-    host_columns,
-    loss_columns,
-    sample_columns,
-    span_of,
-)
 from perf_offcpu.dataset.store import put
 from perf_offcpu.errors import FormatError
 from perf_offcpu.model.columns import distinct
@@ -44,11 +34,13 @@ class Segment:
     skipped: int  # files that are part of a compacted file already, and were not written again
 
 
-def write_segment(dataset: Dataset, profile: Profile, host: Host, gaps: Sequence[Gap] = ()) -> Segment:
+def write_segment(
+    dataset: Dataset, profile: Profile, host: dataset_rows.Host, gaps: Sequence[dataset_rows.Gap] = ()
+) -> Segment:
     """Write the samples, stacks, frames, budgets and losses of a profile of one host, of all events. `gaps` are times
     of the host that are in no segment: before this one, and its pauses. Raise UsageError if the recording has no
     wall-clock time, FormatError if its times are damaged, OSError or PerfOffcpuError if a file cannot be written."""
-    span = span_of(profile)
+    span = dataset_rows.span_of(profile)
     name = segment_name(host.host_id, host.boot_id, span.begin_ns, span.end_ns)
     size = files = skipped = 0
     for table, hour, columns in _parts(profile, host, span, gaps):
@@ -62,10 +54,12 @@ def write_segment(dataset: Dataset, profile: Profile, host: Host, gaps: Sequence
     return Segment(name, len(profile.samples), size, files, skipped)
 
 
-def _parts(profile: Profile, host: Host, span: Span, gaps: Sequence[Gap]) -> Iterator[tuple[str, int, dict[str, Any]]]:
+def _parts(
+    profile: Profile, host: dataset_rows.Host, span: dataset_rows.Span, gaps: Sequence[dataset_rows.Gap]
+) -> Iterator[tuple[str, int, dict[str, Any]]]:
     """Return (table, hour, columns) in the order of writing."""
     content = content_of(profile)
-    samples = sample_columns(profile, content, host, span)
+    samples = dataset_rows.sample_columns(profile, content, host, span)
     hours = samples["time_ns"] // HOUR_NS
     if len(hours) and hours[-1] - hours[0] > _MOST_HOURS:
         raise FormatError(profile.meta.source, "times of samples", "they are more than a year apart")
@@ -77,11 +71,11 @@ def _parts(profile: Profile, host: Host, span: Span, gaps: Sequence[Gap]) -> Ite
             yield "frames", hour, frames
             yield "stacks", hour, stacks
     for hour, parts in groupby(span.parts, lambda part: part[0] // HOUR_NS):
-        yield "hosts", hour, host_columns(profile, host, span.offset_ns, tuple(parts))
-    yield from _by_hour("gaps", "end_ns", gap_columns(gaps, host))
+        yield "hosts", hour, dataset_rows.host_columns(profile, host, span.offset_ns, tuple(parts))
+    yield from _by_hour("gaps", "end_ns", dataset_rows.gap_columns(gaps, host))
     if profile.losses:
-        yield "losses", span.begin_ns // HOUR_NS, loss_columns(profile, host, span)
-    yield from _by_hour("budgets", "begin_ns", budget_columns(profile, host, span))
+        yield "losses", span.begin_ns // HOUR_NS, dataset_rows.loss_columns(profile, host, span)
+    yield from _by_hour("budgets", "begin_ns", dataset_rows.budget_columns(profile, host, span))
     for hour, rows in bounds:
         yield "samples", hour, {key: taken(column, rows) for key, column in samples.items()}
 

@@ -12,24 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu import losses
+from perf_offcpu.abi import counters as layouts
 from perf_offcpu.abi.attr import PerfType, SoftwareConfig
-from perf_offcpu.abi.counters import (
-    BUDGET,
-    BUDGET_MAGIC,
-    BUDGETS,
-    CODES_MAGIC,
-    COUNTERS,
-    EVENT_NAME,
-    JIT_MAP,
-    JIT_MAP_MAGIC,
-    MAGIC,
-    PYTHON,
-    PYTHON_MAGIC,
-    TASK_EVENT,
-    TASKS,
-    TASKS_MAGIC,
-    budget_layout,
-)
 from perf_offcpu.abi.wait_objects import MAGIC as OBJECTS_MAGIC
 from perf_offcpu.abi.wait_objects import OBJECTS, TEXTS
 from perf_offcpu.binary.fields import Order
@@ -72,7 +56,7 @@ def object_table(objects: Mapping[int, ObjectRow], strings: Strings) -> WaitObje
     return WaitObjects.filled(len(rows), **columns)
 
 
-_HEAD = BUDGETS.offset("budgets")
+_HEAD = layouts.BUDGETS.offset("budgets")
 BUDGET_SUMS = (
     "running_ns", "runnable_ns", "preempted_ns", "throttled_ns", "interruptible_ns", "uninterruptible_ns",
     "idle_ns", "other_ns", "switches",
@@ -85,7 +69,10 @@ _Reading = tuple[int, int, int, int, int]  # fields of EventLoop before its task
 def is_counters(spec: EventSpec) -> bool:
     """Return whether an evsel holds what the collector itself says, and no event of the machine."""
     kind = spec.attr.type, spec.attr.config
-    return spec.name in (EVENT_NAME, TASK_EVENT) and kind == (PerfType.SOFTWARE, SoftwareConfig.BPF_OUTPUT)
+    return spec.name in (layouts.EVENT_NAME, layouts.TASK_EVENT) and kind == (
+        PerfType.SOFTWARE,
+        SoftwareConfig.BPF_OUTPUT,
+    )
 
 
 @mutable
@@ -111,24 +98,24 @@ class CollectorAccount:
         """Add payloads of `offcpu-counters` samples, distinguished by their magic; damaged ones count as BAD_SAMPLE."""
         for payload in payloads:
             magic = int.from_bytes(payload[:4], "little" if order == "<" else "big")
-            if magic == BUDGET_MAGIC:
+            if magic == layouts.BUDGET_MAGIC:
                 budget = read_budgets(payload, order)
                 is_sound = budget is not None
                 self.budgets += [budget] if budget is not None else []
             elif magic == OBJECTS_MAGIC:
                 self.objects |= (objects := read_objects(payload, order))
                 is_sound = bool(objects)
-            elif magic == PYTHON_MAGIC:
+            elif magic == layouts.PYTHON_MAGIC:
                 self.python |= (functions := read_functions(payload, order))
                 is_sound = bool(functions)
-            elif magic == TASKS_MAGIC:
+            elif magic == layouts.TASKS_MAGIC:
                 reading, loop_tasks = read_loop_tasks(payload, order, self.loop_tasks)
                 self.loops.setdefault(reading, []).extend(loop_tasks)
                 is_sound = bool(loop_tasks or reading[4])
-            elif magic == CODES_MAGIC:
+            elif magic == layouts.CODES_MAGIC:
                 self.codes |= (codes := read_codes(payload, order))
                 is_sound = bool(codes)
-            elif magic == JIT_MAP_MAGIC:
+            elif magic == layouts.JIT_MAP_MAGIC:
                 is_sound = self._read_map(payload, order)
             else:
                 is_sound = self._read_counters(payload, order)
@@ -137,7 +124,7 @@ class CollectorAccount:
     def _read_map(self, payload: bytes, order: Order) -> bool:
         """Add the lines of a JIT_MAP payload; return False if it is damaged."""
         try:
-            values = JIT_MAP.unpack(payload, order)
+            values = layouts.JIT_MAP.unpack(payload, order)
         except LayoutError:
             return False
         self.perf_maps[values["pid"]] = self.perf_maps.get(values["pid"], b"") + bytes(values["text"]).rstrip(b"\0")
@@ -152,10 +139,10 @@ class CollectorAccount:
     def _read_counters(self, payload: bytes, order: Order) -> bool:
         """Add times and losses of a counters payload; return False if it is damaged. An unknown magic is skipped."""
         try:
-            values = COUNTERS.unpack(payload, order)
+            values = layouts.COUNTERS.unpack(payload, order)
         except LayoutError:
             return False
-        if values["magic"] != MAGIC:
+        if values["magic"] != layouts.MAGIC:
             return True
         begin, end, threshold = (min(values[name], 2**63 - 1) for name in ("begin_ns", "end_ns", "threshold_ns"))
         # An account for each time between pauses; and other tools may have put several files into one.
@@ -192,7 +179,7 @@ def _cause(name: str) -> LossCause:
 def read_functions(payload: bytes, order: Order) -> dict[tuple[int, int], Functions]:
     """Return (tid, begin of the wait) → functions, leaf first, of a PYTHON payload; {} if it is damaged."""
     try:
-        values = PYTHON.unpack(payload, order)
+        values = layouts.PYTHON.unpack(payload, order)
     except LayoutError:
         return {}
     functions: Functions = []
@@ -208,7 +195,7 @@ def read_loop_tasks(payload: bytes, order: Order, known: dict[bytes, LoopTask]) 
     """Return (reading, tasks) of a TASKS payload; no tasks if it is damaged. `known`: tasks by their lines; updated."""
     damaged: tuple[_Reading, list[LoopTask]] = (0, 0, 0, 0, 0), []
     try:
-        values = TASKS.unpack(payload, order)
+        values = layouts.TASKS.unpack(payload, order)
         ids, times = (values["pid"], values["tid"]), (values["switch_out_ns"], values["read_ns"], values["weight_ns"])
         lines = values["text"].strip(b"\0\n").split(b"\n") if values["nr"] else []
         for line in lines:
@@ -232,10 +219,10 @@ def read_budgets(payload: bytes, order: Order) -> Budget | None:
     if len(payload) < _HEAD:
         return None
     number = int(np.frombuffer(payload, f"{order}u2", 1, _HEAD - 2)[0])
-    dtype = budget_layout(payload, order).dtype(order)
+    dtype = layouts.budget_layout(payload, order).dtype(order)
     if _HEAD + number * dtype.itemsize > len(payload):
         return None
-    rows = np.zeros(number, BUDGET.dtype(order))
+    rows = np.zeros(number, layouts.BUDGET.dtype(order))
     rows[list(dtype.names or ())] = np.frombuffer(payload, dtype, number, _HEAD)
     sound = (rows["begin_ns"] <= rows["end_ns"]) & (rows["end_ns"] < _LIMIT)
     for name in (*BUDGET_SUMS, "stopped_ns", "traced_ns"):

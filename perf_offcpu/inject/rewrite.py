@@ -28,18 +28,10 @@ from perf_offcpu.decode.samples import is_offcpu, samples_by_event
 from perf_offcpu.decode.switches.events import may_hold_switches
 from perf_offcpu.decode.tasks.columns import task_records
 from perf_offcpu.decode.tasks.replay import SIDE_TYPES, TaskReplay
+from perf_offcpu.inject import stages as steps
 from perf_offcpu.inject.header import RewriteOptions, has_stacks, written_events, written_features
 from perf_offcpu.inject.late_exits import LateCopies, LateExits
 from perf_offcpu.inject.samples import Rewritten, SampleRewriter, Stage, is_untimed
-from perf_offcpu.inject.stages import (
-    StackUnwinder,
-    WaitRecords,
-    complete_batch,
-    cut_user_parts,
-    drop_references,
-    retype_batch,
-    wait_records,
-)
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.columns import I64, Strings
 from perf_offcpu.model.recording import Meta, Recording
@@ -74,7 +66,7 @@ def rewrite(path: str, out_fd: int, out_path: str, options: RewriteOptions | Non
     with PerfDataReader.repeatable(path) as again:
         survey = Survey(again(), options.switches)
         if options.switches and may_hold_switches(survey.reader.events):
-            waits = wait_records(again(), counters)
+            waits = steps.wait_records(again(), counters)
         reader = again()
         reader.counters.update(counters)
         return _Rewriter(reader, survey, options, waits).run(out_fd, out_path)
@@ -166,7 +158,7 @@ class _Rewriter:
     """Makes the second pass: writes each chunk through the stages."""
 
     def __init__(
-        self, reader: PerfDataReader, survey: Survey, options: RewriteOptions, waits: WaitRecords | None
+        self, reader: PerfDataReader, survey: Survey, options: RewriteOptions, waits: steps.WaitRecords | None
     ) -> None:
         self.reader, self.survey, self.options, self.waits = reader, survey, options, waits
         self.counters, self.features = reader.counters, survey.reader.features
@@ -183,17 +175,17 @@ class _Rewriter:
         options, survey, stages = self.options, self.survey, list[Stage]()
         if options.retype:
             tasks = survey.tasks.tasks()
-            stages.append(functools.partial(retype_batch, tasks=tasks, end_ns=survey.end_ns, done=self.done))
+            stages.append(functools.partial(steps.retype_batch, tasks=tasks, end_ns=survey.end_ns, done=self.done))
         if options.merge:
             deferred = survey.deferred.release()
             matcher = DeferredMatcher(deferred.deferred, deferred.callchains)
-            stages.append(functools.partial(complete_batch, matcher=matcher, done=self.done))
+            stages.append(functools.partial(steps.complete_batch, matcher=matcher, done=self.done))
         if options.keep_stacks:
-            stages.append(cut_user_parts)
+            stages.append(steps.cut_user_parts)
         if (unwinder := self._unwinder()) is not None:
-            stages.append(StackUnwinder(unwinder, survey.tasks, survey.late, options.keep_stacks, self.done))
+            stages.append(steps.StackUnwinder(unwinder, survey.tasks, survey.late, options.keep_stacks, self.done))
         if options.keep_stacks:
-            stages.append(drop_references)
+            stages.append(steps.drop_references)
         return stages
 
     def _unwinder(self) -> Unwinder | None:

@@ -15,19 +15,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from perf_offcpu import losses
+from perf_offcpu.abi import features as layouts
 from perf_offcpu.abi.attr import ATTR_SIZE_MAX, ATTR_SIZE_VER0, unpack_attr
-from perf_offcpu.abi.features import (
-    FEATURE_BITS,
-    FILE_HEADER,
-    FILE_HEADER_SIZE,
-    FILE_HEADER_SIZE_OLD,
-    MAGIC,
-    MAGIC_SWAPPED,
-    MAGIC_V1,
-    PIPE_HEADER_SIZE,
-    SECTION,
-    Feature,
-)
 from perf_offcpu.abi.records import EVENT_UPDATE_NAME, RECORD_LAYOUTS, RecordType
 from perf_offcpu.binary.fields import Order, to_int
 from perf_offcpu.errors import FormatError, LayoutError
@@ -40,7 +29,7 @@ from perf_offcpu.structs import mutable
 MAX_IDS = 1 << 24
 MAX_FEATURE_SIZE = 256 << 20
 _MOST_MISSING = 1 << 60  # most bytes that are counted as missing: sums of such numbers fit an int64
-_SECTION_SIZE = SECTION.size()
+_SECTION_SIZE = layouts.SECTION.size()
 
 
 @mutable
@@ -53,38 +42,38 @@ class FileHead:
     features: dict[int, bytes] = field(default_factory=dict)
     feature_sections: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Bit → (offset, size) as in the file, of readable features and others."""
-    data_offset: int = PIPE_HEADER_SIZE
+    data_offset: int = layouts.PIPE_HEADER_SIZE
     data_end: int | None = None  # end of the data section; None: the end of the stream
 
 
 def read_head(stream: BinaryIO, path: str, size: int | None, counters: Losses) -> FileHead:
     """Read the header and the sections that it points to; raise FormatError for files of other kinds. The stream is at
     its beginning, and seekable unless the file is in pipe form; `size` is None if it is unknown."""
-    start = stream.read(PIPE_HEADER_SIZE)
+    start = stream.read(layouts.PIPE_HEADER_SIZE)
     order = _byte_order(start, path)
     header_size = to_int(start[8:16], order)
-    if header_size == PIPE_HEADER_SIZE:
+    if header_size == layouts.PIPE_HEADER_SIZE:
         return FileHead(order, is_pipe=True)
-    if header_size not in (FILE_HEADER_SIZE, FILE_HEADER_SIZE_OLD):
+    if header_size not in (layouts.FILE_HEADER_SIZE, layouts.FILE_HEADER_SIZE_OLD):
         raise FormatError(path, "file header", f"its size is {header_size}, known are 16, 72 and 104", 8)
     if size is None:
         raise FormatError(path, "file header", "the file form needs a file, not a pipe")
-    data = start + stream.read(header_size - PIPE_HEADER_SIZE)
+    data = start + stream.read(header_size - layouts.PIPE_HEADER_SIZE)
     if len(data) < header_size:
         raise FormatError(path, "file header", f"cut: {len(data)} bytes of {header_size}", 0)
-    header = FILE_HEADER.unpack(data.ljust(FILE_HEADER_SIZE, b"\0"), order)
+    header = layouts.FILE_HEADER.unpack(data.ljust(layouts.FILE_HEADER_SIZE, b"\0"), order)
     return _HeadReader(stream, path, size, order, header, counters).read()
 
 
 def _byte_order(start: bytes, path: str) -> Order:
     magic = start[:8]
-    if len(start) < PIPE_HEADER_SIZE:
+    if len(start) < layouts.PIPE_HEADER_SIZE:
         raise FormatError(path, "file header", f"{len(start)} bytes, a perf.data file has at least 16", 0)
-    if magic == MAGIC:
+    if magic == layouts.MAGIC:
         return "<"
-    if magic == MAGIC_SWAPPED:
+    if magic == layouts.MAGIC_SWAPPED:
         return ">"
-    if magic == MAGIC_V1:
+    if magic == layouts.MAGIC_V1:
         raise FormatError(path, "file header", "PERFFILE, the format before Linux 3.2, is not supported", 0)
     raise FormatError(path, "file header", f"magic is {magic!r}: this is no perf.data file", 0)
 
@@ -141,7 +130,7 @@ class _HeadReader:
             yield EventSpec(attr, ids=self._ids(entry[-_SECTION_SIZE:]))
 
     def _ids(self, entry: bytes) -> tuple[int, ...]:
-        section = SECTION.unpack(entry, self.order)
+        section = layouts.SECTION.unpack(entry, self.order)
         data = self._bytes(section["offset"], min(section["size"], self._ids_left * 8), "event ids")
         count = len(data) // 8
         self._ids_left -= count
@@ -152,7 +141,7 @@ class _HeadReader:
         bits = self._feature_bits()
         table = self._bytes(table_at, len(bits) * _SECTION_SIZE, "feature table")
         for bit, offset in zip(bits, range(0, len(table) - _SECTION_SIZE + 1, _SECTION_SIZE), strict=False):
-            section = SECTION.unpack(table, self.order, start=offset)
+            section = layouts.SECTION.unpack(table, self.order, start=offset)
             self.feature_sections[bit] = (section["offset"], section["size"])
             body = self._feature(bit, section["offset"], section["size"])
             self.counters.add(losses.BAD_FEATURE, int(body is None))
@@ -184,14 +173,14 @@ class _HeadReader:
     def _feature_bits(self) -> list[int]:
         """Return the set bits; 32-bit big-endian recorders swap halves of words: HOSTNAME is set if swapped back."""
         bits = _bits_of(self.header["features"])
-        if self.order == ">" and Feature.HOSTNAME not in bits:
+        if self.order == ">" and layouts.Feature.HOSTNAME not in bits:
             swapped = _bits_of([word << 32 & 2**64 - 1 | word >> 32 for word in self.header["features"]])
-            return swapped if Feature.HOSTNAME in swapped else bits
+            return swapped if layouts.Feature.HOSTNAME in swapped else bits
         return bits
 
 
 def _bits_of(words: list[int]) -> list[int]:
-    return [bit for bit in range(FEATURE_BITS) if words[bit // 64] >> (bit % 64) & 1]
+    return [bit for bit in range(layouts.FEATURE_BITS) if words[bit // 64] >> (bit % 64) & 1]
 
 
 MAX_PIPE_IDS = 1 << 22  # most event ids that are kept of a pipe: those of 4000 events on 1000 CPUs
@@ -226,7 +215,7 @@ class PipeHead:
         if self._specs != before:
             self.events = Events(list(self._specs), self.order)
         if len(self._build_ids) > build_ids_before:
-            self.features.bodies[Feature.BUILD_ID] = bytes(self._build_ids)
+            self.features.bodies[layouts.Feature.BUILD_ID] = bytes(self._build_ids)
 
     def _take(self, kind: int, record: bytes) -> None:
         if kind == RecordType.HEADER_ATTR:
@@ -239,9 +228,9 @@ class PipeHead:
             return
         values = RECORD_LAYOUTS[kind].unpack(record, self.order, start=HEADER_SIZE)
         if kind == RecordType.HEADER_FEATURE:
-            if values["data"] and values["feat_id"] < FEATURE_BITS:
+            if values["data"] and values["feat_id"] < layouts.FEATURE_BITS:
                 self.features.bodies[values["feat_id"]] = values["data"]
-            if values["feat_id"] == Feature.EVENT_DESC:
+            if values["feat_id"] == layouts.Feature.EVENT_DESC:
                 self._specs = self.features.named(self._specs)
                 for row, spec in enumerate(self._specs):
                     self._add_ids(spec.ids, row)

@@ -21,14 +21,7 @@ from perf_offcpu.collect.output.file import OutputFile, Piece
 from perf_offcpu.collect.source import Source
 from perf_offcpu.collect.system.background import NAP_S, Future, in_background
 from perf_offcpu.collect.system.clock import now_ns
-from perf_offcpu.collect.wait_objects.describe import (
-    PORTS_S,
-    Described,
-    Describer,
-    is_epoll,
-    needs_scan,
-    object_payloads,
-)
+from perf_offcpu.collect.wait_objects import describe
 
 SOON_S = 0.1  # longest time for names in a file that goes on
 NAMING_S = 2.0  # longest time for names at the end of a file: some processes may not answer
@@ -48,10 +41,12 @@ class KnownObjects:
 
     def __init__(self, valid_s: float) -> None:
         self._valid_s = valid_s
-        self._known: dict[tuple[int, ...], tuple[float, Described]] = {}
+        self._known: dict[tuple[int, ...], tuple[float, describe.Described]] = {}
         self._tidied_s = time.monotonic()
 
-    def described(self, rows: NDArray[Any], describe_new: Callable[[NDArray[Any]], list[Described]]) -> list[Described]:
+    def described(
+        self, rows: NDArray[Any], describe_new: Callable[[NDArray[Any]], list[describe.Described]]
+    ) -> list[describe.Described]:
         """Return a description of each row of `struct offcpu_object`: a kept one, or one by `describe_new(rows)`."""
         if not self._valid_s:
             return describe_new(rows)
@@ -73,10 +68,10 @@ class ObjectTable:
 
     def __init__(self, collector: Source) -> None:
         self._collector = collector
-        self._naming: Future[list[Described]] | None = None
+        self._naming: Future[list[describe.Described]] | None = None
         is_steady = collector.options.is_steady
         self._known = KnownObjects(STEADY_KNOWN_S if is_steady else 0.0)
-        self._describer = Describer(collector.unread.lost, STEADY_PORTS_S if is_steady else PORTS_S)
+        self._describer = describe.Describer(collector.unread.lost, STEADY_PORTS_S if is_steady else describe.PORTS_S)
         self._scan_share = STEADY_SCAN_SHARE if is_steady else SCAN_SHARE
         self._held: NDArray[np.void] = np.empty(0, np.void)  # rows that wait for a scan
         self._scan_due = 0.0
@@ -100,7 +95,7 @@ class ObjectTable:
         if scan_now or not len(rows) or time.monotonic() >= self._scan_due:
             self._held = rows[:0]
             return rows
-        waits = needs_scan(rows)
+        waits = describe.needs_scan(rows)
         self._held = rows[waits]
         return rows[~waits]
 
@@ -145,11 +140,11 @@ class ObjectTable:
     def _begin(self, rows: NDArray[np.void]) -> None:
         names = self._collector.options.object_names
         for row in range(len(rows)):
-            if is_epoll(rows[row]) and len(self._sets) < _MOST_SETS:
+            if describe.is_epoll(rows[row]) and len(self._sets) < _MOST_SETS:
                 self._sets[int(rows[row]["id"])] = rows[row : row + 1]
-        scans = names and bool(needs_scan(rows).any())
+        scans = names and bool(describe.needs_scan(rows).any())
 
-        def work() -> list[Described]:
+        def work() -> list[describe.Described]:
             begin_s = time.monotonic()
             objects = self._known.described(rows, lambda new: self._describer.describe(new, names=names))
             if scans:
@@ -158,10 +153,10 @@ class ObjectTable:
 
         self._naming = in_background(work)
 
-    def _write(self, objects: list[Described], files: Iterable[OutputFile]) -> None:
+    def _write(self, objects: list[describe.Described], files: Iterable[OutputFile]) -> None:
         event = self._collector.counters_event
         for file in files:
-            for payload in object_payloads(objects):
+            for payload in describe.object_payloads(objects):
                 record = account_sample(event, payload, now_ns())
                 self._unwritten = iter([Piece(losses.OBJECTS_UNWRITTEN, np.zeros(1, np.uint64), record)])
                 file.append(record)

@@ -12,16 +12,7 @@ from typing import Final
 from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType, ReadFormat, SampleType, SoftwareConfig
 from perf_offcpu.abi.offcpu import EVENT_NAME
 from perf_offcpu.abi.sample import SampleShape
-from perf_offcpu.collect.events import perf_event
-from perf_offcpu.collect.events.evsels import (
-    TRACKER_NAME,
-    CpuEvent,
-    Support,
-    basic_attr,
-    offcpu_attr,
-    sampling_attr,
-    tracker_attr,
-)
+from perf_offcpu.collect.events import evsels, perf_event
 from perf_offcpu.collect.options import RecordOptions
 from perf_offcpu.collect.rings.rings import Rings
 from perf_offcpu.collect.system.cpus import online_cpus
@@ -54,60 +45,62 @@ class TaskEvents:
         cpus = online_cpus()
         self._flags = AttrFlag.INHERIT | (AttrFlag.ENABLE_ON_EXEC if on_exec else AttrFlag(0))
         self._probe(first, cpus[0])
-        self._sharing: list[CpuEvent] = []
+        self._sharing: list[evsels.CpuEvent] = []
         with contextlib.ExitStack() as stack:
             stack.callback(self.close)
-            self.rings = Rings(TRACKER_NAME, self._tracker, cpus, options.ring_bytes or RING_BYTES, say, first)
+            self.rings = Rings(evsels.TRACKER_NAME, self._tracker, cpus, options.ring_bytes or RING_BYTES, say, first)
             stack.callback(self.rings.close)
             attrs = [(event.name, self._sampling(row, options)) for row, event in enumerate(options.events)]
-            self._names = [*(name for name, _ in attrs), TRACKER_NAME]
+            self._names = [*(name for name, _ in attrs), evsels.TRACKER_NAME]
             switches = self._switches()
             self.switch_shape = SampleShape.of(switches)
             if options.kernel_stacks and not self._exclude:
                 attrs.append((_SWITCHES, switches))
             for tid in (first, *others):
-                for name, attr in attrs if tid == first else [*attrs, (TRACKER_NAME, self.rings.owner.attr)]:
+                for name, attr in attrs if tid == first else [*attrs, (evsels.TRACKER_NAME, self.rings.owner.attr)]:
                     with contextlib.suppress(ProcessLookupError):
-                        self._share(CpuEvent(name, attr, cpus, tid))
+                        self._share(evsels.CpuEvent(name, attr, cpus, tid))
             self.switch_ids = [number for event in self._sharing if event.name == _SWITCHES for number in event.ids]
-            waits = offcpu_attr(self.support, 0, options.stack_bytes)
+            waits = evsels.offcpu_attr(self.support, 0, options.stack_bytes)
             self.waits = EventSpec(waits, EVENT_NAME, (_WAITS_ID,))
             stack.pop_all()
 
     def _probe(self, tid: int, cpu: int) -> None:
         """Find out whether the kernel may be seen, and what the running kernel accepts: `support` and `_exclude`."""
-        self._exclude, self.support = AttrFlag(0), Support()
+        self._exclude, self.support = AttrFlag(0), evsels.Support()
         if not self._accepts(tid, cpu):
             self._exclude = _USER_ONLY
         if not self._accepts(tid, cpu):  # before Linux 6.0
-            self.support = Support(ReadFormat.ID)
-        CpuEvent(TRACKER_NAME, self._tracker(0), [cpu], tid).close()  # with the error, if it is refused
+            self.support = evsels.Support(ReadFormat.ID)
+        evsels.CpuEvent(evsels.TRACKER_NAME, self._tracker(0), [cpu], tid).close()  # with the error, if it is refused
 
     def _accepts(self, tid: int, cpu: int) -> bool:
         return perf_event.can_open(self._tracker(0), cpu, tid)
 
     def _tracker(self, wakeup_bytes: int) -> Attr:
-        attr = tracker_attr(self.support, wakeup_bytes, data_maps=True)
+        attr = evsels.tracker_attr(self.support, wakeup_bytes, data_maps=True)
         return attr._replace(flags=attr.flags | self._flags | self._exclude | AttrFlag.CONTEXT_SWITCH)
 
     def _sampling(self, row: int, options: RecordOptions) -> Attr:
         kernel_stacks = options.kernel_stacks and not self._exclude
         rate = options.frequency_hz, options.period
-        attr = sampling_attr(options.events[row], self.support, *rate, kernel_stacks, stack_bytes=options.stack_bytes)
+        attr = evsels.sampling_attr(
+            options.events[row], self.support, *rate, kernel_stacks, stack_bytes=options.stack_bytes
+        )
         return attr._replace(flags=attr.flags | self._flags | self._exclude)
 
     def _switches(self) -> Attr:
         flags = self._flags | AttrFlag.EXCLUDE_CALLCHAIN_USER
-        attr = basic_attr(PerfType.SOFTWARE, SoftwareConfig.CONTEXT_SWITCHES, self.support)
+        attr = evsels.basic_attr(PerfType.SOFTWARE, SoftwareConfig.CONTEXT_SWITCHES, self.support)
         return attr._replace(sample_type=attr.sample_type | SampleType.CALLCHAIN, flags=attr.flags | flags)
 
-    def _share(self, event: CpuEvent) -> None:
+    def _share(self, event: evsels.CpuEvent) -> None:
         self._sharing.append(event)
         for cpu, fd in event.fds.items():
             perf_event.redirect(fd, self.rings.owner.fds[cpu])
 
     @property
-    def _all(self) -> list[CpuEvent]:
+    def _all(self) -> list[evsels.CpuEvent]:
         return [*self._sharing, self.rings.owner]
 
     @property
