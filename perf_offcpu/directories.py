@@ -6,8 +6,7 @@ A path is resolved one component at a time, each opened with O_PATH and O_NOFOLL
 policy of the call: `Directory.private` for caches, `Directory.named` and `of_output` for places that the user names.
 What happens inside a directory happens relative to its descriptor, by names of entries.
 
-All methods raise FileRefusedError for a link, owner or mode that the policy refuses, other OSErrors as the system
-calls give them."""
+All methods raise FileRefusedError for a link, owner or mode that the policy refuses, or another OSError."""
 
 import contextlib
 import errno
@@ -68,8 +67,7 @@ class Directory:
     def of_output(cls, path: str) -> tuple[Self, str]:
         """Open the directory of a file that the user wants written, and return it with the file's name in it. A link at
         the end of the path is followed, by the rule of `named`, so the name is never that of a link and the file can be
-        replaced without replacing the link. The exception is a link of /proc/self/fd, which only the kernel can
-        follow."""
+        replaced without replacing the link; but for links of /proc/self/fd."""
         wanted = os.path.abspath(path)
         for _ in range(_MAX_LINKS):
             directory = cls.named(os.path.dirname(wanted))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Version of the package, and the directory of the BPF sources. In a checkout (and so in an editable install) bpf/ is
-next to the package, as in a kernel tool's tree; a wheel carries it inside the package. Both are real directories, never
-archives: bcc hands the path to clang."""
+next to the package, as in a kernel tool's tree; a wheel carries it inside the package. Both are real directories: bcc
+hands the path to clang."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ def bpf_dir() -> Path:
 
 def version() -> str:
     """Return this package's version; "unknown (not installed)" where it runs without an installation. It is read from
-    the name of the dist-info directory: importlib.metadata, which parses a file in there, takes some 30 ms to import,
-    for which users wait when they record."""
+    the name of the dist-info directory: importlib.metadata takes some 30 ms to import."""
     for place in sys.path:
         with contextlib.suppress(OSError):
             for name in os.listdir(place or "."):  # direct: where Python finds this package

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decorators for classes with fields that cost little at import. `dataclass(frozen=True, slots=True)` writes and
 compiles six methods, about half a millisecond for each class; a command imports a hundred. These are dataclasses with
-`__init__` alone: instances are compared and hashed by identity, and mypy, not the interpreter, refuses to set a field
-of a frozen one."""
+`__init__` alone: compared and hashed by identity; mypy, not the interpreter, refuses to set a field of a frozen one."""
 
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, dataclass_transform

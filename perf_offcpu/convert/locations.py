@@ -4,8 +4,7 @@
 A location is an address in a mapping. In the profile an inlined function is a frame of its own, deeper in the
 stack than the function that it was inlined into, at the same address; here both are lines of one location.
 Marks such as `[missed kernel stack]` are locations without an address. Numbers are dense and in order, from 1
-on, only what a stack uses has one, and equal entries are one: Parca takes no other ids, and tables of OTLP
-have neither unused nor equal entries."""
+on, only what a stack uses has one, and equal entries are one, as Parca and OTLP want it."""
 
 from typing import NamedTuple, TypeVar
 
@@ -79,8 +78,8 @@ class Locations:
         return ids[group_of].astype(np.int64), stacks
 
     def _frames_of(self, stacks: I64) -> Ragged:
-        """Return the frames of each of `stacks` (-1: empty), one for each location, leaf first: of functions inlined
-        into each other the innermost."""
+        """Return the frames of each of `stacks` (-1: empty), leaf first, of functions inlined into each other the
+        innermost."""
         profile = self.profile
         tree = PathTree([], profile.stacks.parent, profile.stacks.frame, profile.samples.stack)
         some = np.flatnonzero(stacks >= 0)

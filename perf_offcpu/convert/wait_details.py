@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Describe samples in words, for timelines: state, class, system call, object, cause of a wait for a connection,
-holder, waker, cgroup. Details hold no number that differs from wait to wait, so that many samples share few sets of
-details."""
+holder, waker, cgroup. Details hold no number that differs from wait to wait, so that samples share them."""
 
 import numpy as np
 

@@ -140,8 +140,7 @@ class Dataset:
     def files(self, table: str, begin_ns: int | None = None, end_ns: int | None = None) -> list[str]:
         """Return the paths or URLs of the Parquet files of a table, none of which repeats rows of another. Compaction
         may remove a listed file before it is opened: then list again. Times are those of `folders`; rows of the first
-        and last hour may lie outside. Raise PerfOffcpuError if a path has a character of patterns: its rows would be
-        read several times."""
+        and last hour may lie outside. Raise PerfOffcpuError if a path has a character of patterns."""
         assert table in TABLES, table
         paths = [
             self.store.path(f"{folder}/{name}")

@@ -42,8 +42,7 @@ class Lease:
         self._path = f"{_FOLDER}/{self._name}"
 
     def renew(self, *, take_over: bool = False) -> None:
-        """Write the lease again, or take it if it is free, void, or `take_over` is given; else raise
-        LeaseTakenError."""
+        """Write the lease again, or take it if it is free, void, or by `take_over`; else raise LeaseTakenError."""
         held = self._read(self._path)
         if held is None:
             self._sweep()

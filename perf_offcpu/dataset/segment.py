@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write a segment, the recording of one host in some time, into the tables of a dataset. A segment is a file for each
 table and hour. Its name comes from host, boot and time, so that writing it again replaces it. Files appear whole, and
-frames and stacks are written before their samples, so that a writer that is killed at any time leaves samples of whole
-hours, with their stacks."""
+frames and stacks before their samples, so that a killed writer leaves samples of whole hours, with their stacks."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby

@@ -168,8 +168,7 @@ class RemoteStore:
                     raise PerfOffcpuError(f"{self.path(path)}: {problem}") from None
 
     def create(self, path: str, data: bytes) -> bool:
-        """Write a small file, whole; return False if there is one already. A store whose package has no conditional
-        writes replaces it."""
+        """Write a small file, whole; return False if there is one (a store without conditional writes replaces it)."""
         try:
             self.filesystem.pipe_file(self._at(path), data, mode="create")
         except FileExistsError:

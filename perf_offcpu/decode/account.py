@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decode the `offcpu-counters` and `offcpu-task` samples: the collector's losses and limits, budgets, wait objects,
-Python frames, tasks."""
+"""Decode `offcpu-counters` and `offcpu-task` samples: losses, limits, budgets, wait objects, Python frames, tasks."""
 
 import json
 import re

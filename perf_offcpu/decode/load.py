@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decode a perf.data file to a Recording, in one pass over the file. Samples become columns chunk by chunk, side-band
-records are collected; when the file has been read the side-band is replayed in time order and every sample gets its
-thread's comm and address space."""
+records are collected, and replayed in time order at the end: every sample gets its thread's comm and address space."""
 
 import os
 from collections.abc import Mapping, Sequence

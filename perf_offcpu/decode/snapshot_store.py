@@ -6,8 +6,7 @@ Stacks are the bulk of a recording that has them. They stay in the file, if it c
 TMPDIR), so that memory stays bounded.
 
 The BPF program copies a stack once: samples and sums with the same number (`caller` in the payload) share
-the copy in one of them. The rings of several CPUs are read one after the other, so that a sample may come
-before the one with its copy."""
+the copy in one of them. A sample may come before the one with its copy, from another ring."""
 
 import os
 from collections.abc import Callable

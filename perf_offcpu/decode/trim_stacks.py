@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cut wrong callers at the root of callchains: words that frame-pointer walks took for return addresses. Code built
 without frame pointers keeps other values in the register that a walk follows; after the last real frame the walk reads
-words of the stack, which lie in no mapping of the process. The innermost user frame is never cut: the thread was
-there."""
+words of the stack, which lie in no mapping of the process. The innermost user frame is never cut."""
 
 from collections.abc import Iterator
 
@@ -21,8 +20,8 @@ _KERNEL_HALF = np.uint64(1 << 63)
 
 def cut_wrong_callers(recording: Recording) -> Recording:
     """Return the recording without root-most frames that lie in no mapping of their process. Processes of which no
-    mapping is known keep all frames, and so do samples with a snapshot: unwinding replaces the walk. Different
-    callchains that are cut are counted."""
+    mapping is known keep all frames, and so do samples with a snapshot, which is unwound. Different callchains that are
+    cut are counted."""
     samples, chains = recording.samples, recording.callchains
     has_maps = np.zeros(len(recording.spaces) + 1, np.bool_)  # the last one is that of space -1
     has_maps[recording.maps.space[recording.maps.space >= 0]] = True

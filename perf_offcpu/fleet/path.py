@@ -2,8 +2,8 @@
 """Follow waits for TCP connections to the process at the other end, which may be on another host: what its thread did
 in the time of the wait. Where it waited for a connection in turn, that is followed, too. A process that is in no
 recording, behind NAT or a proxy, is not found. Nor is a thread that does the work for the one that reads the
-connection: then the latter is seen to wait for the same connection. `path` prints what was found: one sentence on the
-heaviest step, then a table."""
+connection: then the latter is seen to wait for the same connection. `path` prints a sentence on the heaviest step and a
+table."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence

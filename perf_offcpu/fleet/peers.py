@@ -217,8 +217,8 @@ def _nearest(waits: Sequence[Wait], times: Sequence[int], ns: int) -> tuple[Wait
 
 
 def offsets_of(windows: Sequence[Window], peers: Sequence[Peer | None]) -> dict[tuple[Clock, Clock], Offset]:
-    """Return (clock of a window, clock of its peer) → difference. Distances of more than half a window are those of
-    other requests."""
+    """Return (clock of a window, clock of its peer) → difference. Longer distances than half a window are of other
+    requests."""
     distances: dict[tuple[Clock, Clock], tuple[list[int], list[int]]] = {}
     for window, peer in zip(windows, peers, strict=True):
         if peer is None:

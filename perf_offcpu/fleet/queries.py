@@ -94,8 +94,7 @@ def host_names(selected: Selected) -> dict[str, str]:
 
 
 def grouped(selected: Selected, keys: Sequence[str]) -> Any:
-    """Return the sums of the samples by keys: a table with a column for each key, never null, and SUMS. Unknown numbers
-    are -1, unknown texts ""."""
+    """Return the sums of samples by keys: a table of a column for each key, -1 or "" where it is unknown, and SUMS."""
     samples, labels = selected.samples, [key for key in keys if not is_column(key)]
     names = [column_of(key) for key in keys]
     if not labels:
@@ -156,8 +155,7 @@ def lengths_of(
     selected: Selected, keys: Sequence[str], unit: str, units: Sequence[str], part: float
 ) -> dict[Any, float]:
     """Return values of `keys` → length, ns, that the `part` of the waits of the hosts (or blocks) does not exceed,
-    2.2 % off at most. The length of a wait in a sum is the mean of the sum; sums of unknown numbers of waits are left
-    out."""
+    2.2 % off at most. Waits in a sum have its mean length; sums of unknown numbers are left out."""
     samples = selected.samples
     timed = (samples.off_ns > 0) & (samples["count"] > 0) & ((samples.flags & int(SampleFlag.UNTIMED)) == 0)
     timed &= samples[KEYS.get(unit, unit)].isin(sorted(units))

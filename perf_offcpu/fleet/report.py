@@ -131,8 +131,7 @@ def _check_events(selected: Selected) -> None:
 
 def tables_of(selected: Selected, keys: Sequence[str], limit: int | None) -> tuple[list[Table], int]:
     """Return the tables of a report, of at most `limit` rows, and the weight in them of threads that wait for work.
-    `keys` are those of `queries.KEYS`, labels, and BLOCKED. Without keys the tables are by class (of tasks: object),
-    service, host and comm."""
+    `keys`: `queries.KEYS`, labels, BLOCKED; default: class (of tasks: object), service, host and comm."""
     if keys:
         by_blocked = BLOCKED in keys
         kept = tuple(key for key in keys if key != BLOCKED) or ("class",)

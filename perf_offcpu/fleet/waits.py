@@ -33,8 +33,7 @@ class LongWait:
 
 
 def longest_waits(selected: Selected, limit: int | None) -> list[LongWait]:
-    """Return the longest single waits, at most `limit`; sums of waits are left out. Raise UsageError for other
-    events."""
+    """Return the longest single waits, at most `limit`, no sums. Raise UsageError for other events."""
     import ibis
 
     if selected.selection.events != (EVENT_NAME,):

@@ -125,8 +125,8 @@ Stage = Callable[[SampleBatch], SampleBatch]
 
 class SampleRewriter:
     """Rewrites samples, chunk by chunk, with the layouts of the `written` events, stage by stage. `merges` says whether
-    a stage completes callchains that wait for a deferred user part. Records that stay as they were, and samples that
-    are left out, are counted in `done`."""
+    a stage completes callchains that wait for a deferred user part. Records that are copied, and samples left out, are
+    counted in `done`."""
 
     def __init__(
         self, events: Events, written: Sequence[EventSpec], stages: Sequence[Stage], merges: bool, done: Rewritten

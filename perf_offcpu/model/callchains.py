@@ -2,12 +2,10 @@
 """Hold callchains before symbolization, ragged rows of raw words, and find equal ones; hold snapshots of stacks.
 
 The words are those of the wire, leaf first, context markers included (`abi.sample.CallchainContext`), so that writing
-a chain back gives the same bytes. Rows with equal 64-bit hashes are compared word by word: a collision of hashes can
-never merge two chains.
+a chain back gives the same bytes. Rows with equal 64-bit hashes are compared word by word.
 
 A snapshot is the thread's user registers and the bytes of its stack from the stack pointer upwards, to be unwound
-later. The bytes can be anything that the program had on its stack, secrets included, and are dropped once they are
-unwound."""
+later. The bytes may hold secrets, and are dropped once they are unwound."""
 
 from __future__ import annotations
 
@@ -172,8 +170,8 @@ def unique_rows(chains: Ragged) -> tuple[Ragged, I32]:
 
 
 def first_of_each(keys: U64) -> tuple[I64, I32]:
-    """Number the k distinct keys by appearance. Return (int64[k], index in `keys` of the first key with each number;
-    int32[n], the number of each key)."""
+    """Number k distinct keys by appearance. Return (int64[k], index of the first key of each number; int32[n],
+    numbers)."""
     order = np.argsort(keys)
     ascending = keys[order]
     is_new = np.append(True, ascending[1:] != ascending[:-1])[: len(keys)]

@@ -20,7 +20,7 @@ from perf_offcpu.structs import mutable
 class ProgramRule(NamedTuple):
     """Class and idleness of the waits in functions of a program; see Documentation/wait-classes.md. `frames` to
     `syscall` are regular expressions for whole names, separated by blanks; "" matches all. Code without a name is
-    called by its file, `[python3.11]`."""
+    `[FILE]`."""
 
     program: str  # the program or library, for people
     meaning: str  # what is waited for, for people

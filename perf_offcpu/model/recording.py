@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Define the Recording: the records of the kernel as columns, with raw addresses, before symbolization. Stages
 (`decode.retype`, `decode.deferred`, unwinding) are functions from Recording to Recording; `symbolize.symbolizer` makes
-a `model.profile.Profile` of it. Samples are sorted by (time, place in the file); the same input always gives the same
-columns."""
+a `model.profile.Profile` of it. Samples are sorted by (time, place in the file)."""
 
 import enum
 from collections.abc import Iterable

@@ -7,8 +7,7 @@ file counts only if it has the recorded build-id. If none was recorded, a file t
 does not count, except for the files that `perf inject --jit` makes of code. Wrong names are worse than none: the
 frames of a refused file stay [unknown], and the cause is counted and reported.
 
-The image of the vDSO is that of the running kernel, from the memory of this process; the recorded build-id tells if
-it is the right one."""
+The image of the vDSO is that of the running kernel, from the memory of this process, if the build-id agrees."""
 
 import functools
 import os

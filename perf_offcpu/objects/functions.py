@@ -93,8 +93,7 @@ def _file_ranges(loads: Rows) -> tuple[U64, U64, U64]:
 
 def load_elf_symbols(path: str, search: Search | None = None) -> ElfFile:
     """Read the functions of an executable or shared object; FormatError and OSError as in `elf.image`. `search` says
-    where its separate debug file is looked up, if it has no .symtab itself, and where the table is kept; None:
-    nowhere."""
+    where its separate debug file is looked up, if it has no .symtab itself, and where the table is kept."""
     with open_elf(path, search.cache if search else None) as image:
         return symbols_of(image, search)
 
@@ -149,8 +148,8 @@ def _mini_debug(image: ElfImage) -> list[tuple[Symbols, bytes]]:
 
 def listed_symbols(image: ElfImage, table: Section, starts: U64 | None = None) -> tuple[Symbols, bytes]:
     """Return the rows of one symbol table section that can name or bound code, and its string bytes. `starts`
-    (uint64[number of sections]) are the addresses of an unlinked object's sections, added to st_value; symbols of
-    sections at NO_ADDRESS are left out."""
+    (uint64[number of sections]) are of an unlinked object's sections, added to st_value; sections at NO_ADDRESS are
+    left out."""
     if table.size > MAX_SYMBOLS * elf.SYM[image.bits].size():
         raise FormatError(image.path, "symbol table", f"{table.size} bytes are too many", table.offset)
     strings_section = image.section(table.link)

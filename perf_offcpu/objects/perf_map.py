@@ -124,8 +124,8 @@ def read_perf_map(path: str, *, force: bool = False, born_ns: int = 0, died_ns: 
     """Return the text of a map. Any user can put a file of this name into /tmp: a link to a file that only root may
     read, or a second name of one. So only links of root and of the caller are followed, and their target is checked as
     well. `force` accepts a map of any user; `born_ns` and `died_ns` are wall-clock times between which the process
-    lived, 0 unknown. Raises FileRefusedError if it must not be trusted, is no regular file, or larger than any real
-    map; OSError if it cannot be read."""
+    lived, 0 unknown. Raises FileRefusedError: not to be trusted, no regular file, or larger than any real map;
+    OSError."""
     trusted = {0, os.geteuid()}
     for _ in range(_MAX_LINKS):
         with _directory_of(path) as directory:
@@ -234,8 +234,7 @@ def _close(following: array[int], low: int, high: int) -> int:
 
 def read_jit_name(name: str) -> JitName:
     """Split a name of a map into symbol, file and line. `py::Class.method:/srv/app.py` is the function Class.method of
-    that file, with the symbol `Class.method (app.py)`. Node's names hold file and line. Names of other languages stay
-    as they are."""
+    that file, with the symbol `Class.method (app.py)`. Node's names hold file and line."""
     if python := _PYTHON.fullmatch(name):
         file = python["file"]
         return JitName(f"{python['name']} ({os.path.basename(file) or file})", file)

@@ -16,8 +16,7 @@ The rules are perf's, so that both tools print the same name (tools/perf/util/sy
    between aliases in C++ or Rust, by length.
 
 perf keeps overlapping symbols in a tree whose shape decides which one is found. Here the innermost wins, which is the
-last to start; after its end, the one that reaches furthest. A label of size 0 inside a function with a size is not a
-function and never wins."""
+last to start; after its end, the one that reaches furthest. A label of size 0 inside a function never wins."""
 
 from __future__ import annotations
 

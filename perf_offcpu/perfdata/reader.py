@@ -57,9 +57,8 @@ class PerfDataReader:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
-        """Open a recording; raise FormatError if it cannot be opened, or is no perf.data. The path is a file (which may
-        be packed with gzip, xz or zstd), a directory made by `perf record --threads`, a FIFO, or "-" for standard
-        input."""
+        """Open a recording: a file (also packed by gzip, xz or zstd), a directory of `perf record --threads`, a FIFO,
+        or "-" for standard input. Raise FormatError if it cannot be opened, or is no perf.data."""
         directory, main = _parts_of(str(path))
         source = open_source(main, fifo=not directory)
         try:
@@ -91,8 +90,7 @@ class PerfDataReader:
         self.stream.close()
 
     def reopen(self, origin: str) -> int | None:
-        """Return a new descriptor, which the caller closes, of the file that `origin` names (`Chunk.origin`). None for
-        pipes and packed files."""
+        """Return a new descriptor of the file that `origin` names (`Chunk.origin`); None for pipes and packed files."""
         try:
             if origin:
                 return open_file(os.path.join(self.directory, origin)) if " " not in origin else None

@@ -35,8 +35,7 @@ class Source:
 
 def open_source(path: str, seekable: bool = False, *, fifo: bool = True) -> Source:
     """Open a regular file, a FIFO if allowed, or standard input ("-"); if it is to be seekable, copy a pipe. Raises
-    FormatError if it cannot be opened or unpacked, or is something else (a device, a directory), RecordingError if
-    there is no room for a copy."""
+    FormatError if it cannot be opened or unpacked, or is something else, RecordingError without room for a copy."""
     if path == STDIN:
         return _source(os.dup(0), "standard input", seekable)
     return _source(open_file(path, fifo=fifo), path, seekable)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Send messages over HTTP/1.1: Pyroscope's Push, Parca's gateway, OTLP/HTTP. Redirects are not followed, because they
-would send credentials to another address. A request as a whole has a time limit, because the limit of a socket starts
-again with each byte of a slow server."""
+would send credentials to another address. A request as a whole has a time limit: that of a socket starts again with
+each byte."""
 
 import http.client
 import socket

@@ -24,8 +24,7 @@ _OWN = re.compile(
 
 def read_headers(path: str) -> tuple[tuple[str, str], ...]:
     """Return the headers of a file: one `Name: value` a line; empty lines and lines with # are left out. Raise
-    UsageError, without a value in its text, if a line is no header, or one that the protocols set; OSError if the file
-    cannot be read."""
+    UsageError, without a value in its text, if a line is no header, or one that the protocols set; OSError."""
     headers: dict[str, tuple[str, str]] = {}
     for number, line in enumerate(read_regular(path, _MOST_HEADER_BYTES).decode("latin-1").split("\n"), 1):
         text = line.strip()

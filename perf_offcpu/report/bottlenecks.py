@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find the bottlenecks of a cascade: the threads and devices where most waiting time ends, with stacks. Waits for a CPU
-end at [CPU] and are summed from the threads' budgets. Timers rank without the sleepers' own waits: a sleep that holds
-up no other thread is no bottleneck."""
+end at [CPU] and are summed from the threads' budgets. Timers rank without the sleepers' own waits, which hold up no
+other thread."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ class Bottlenecks:
 
 
 def bottlenecks_of(profile: Profile, timeline: Timeline, cascade: Cascade, budget: Budget | None = None) -> Bottlenecks:
-    """Return the components of the wait-for graph with the largest weight. `budget`: budgets of the threads whose waits
-    for a CPU count."""
+    """Return the components of the wait-for graph with the largest weight. `budget`: of threads whose waits for a CPU
+    count."""
     graph = graph_of(cascade, "", per_thread=False, min_share=MIN_SHARE)
     parts = [component for component in components(graph) if component.held > 0]
     stacks, for_cpu = _Stacks(profile, timeline, cascade), _waits_for_cpu(profile, budget or Budget())

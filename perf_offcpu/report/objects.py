@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sum the waits for each object: weight, number of threads, and the threads that held or released it. Objects of one
 name are one row. The weight of a holder is the time of waits while it held the lock (`analysis.holders`). If the
-recorder did not read the words of locks (`--lock-owners`), the threads that ended the waits are shown instead, each
-with the whole time of these waits."""
+recorder did not read the words of locks (`--lock-owners`), the threads that ended the waits are shown, with the whole
+time of these."""
 
 import numpy as np
 

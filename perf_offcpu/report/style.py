@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Format amounts, shares, headings and colours of the report. On a terminal a table is made to fit: first the least
-important columns are left out, then the last column is cut. Into a pipe everything is written in full, for grep and
-awk."""
+important columns are left out, then the last column is cut. A pipe gets everything in full."""
 
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -54,8 +53,7 @@ def section(text: str, style: Style) -> tuple[str, str, str]:
 
 
 def amount(weight: int | None, unit: str, style: Style) -> str:
-    """Format a weight: ns (`unit` "ns") in `style.unit`, rounded half up to 3 decimals; other units as they are; None
-    as NOT_KNOWN."""
+    """Format a weight: ns in `style.unit`, rounded half up to 3 decimals; other units as they are; None: NOT_KNOWN."""
     if weight is None:
         return NOT_KNOWN
     if unit != "ns" or style.unit == "ns":

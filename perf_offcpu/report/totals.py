@@ -75,8 +75,7 @@ def places_of(kept: I64, size: int) -> I64:
 def sums_by_label(
     group_of: I64, codes: NDArray[np.integer], label: Callable[[int], str], values: I64, groups: int
 ) -> list[dict[str, int]]:
-    """Return for each group the sums of int64 values by the label of their codes, the largest first. `group_of` is -1
-    for samples of no group."""
+    """Return for each group the sums of int64 values by label of the codes, the largest first. `group_of`: -1 none."""
     first, pair = group(group_of, codes)
     result: list[dict[str, int]] = [{} for _ in range(groups)]
     for row, weight in zip(first.tolist(), sum_by(pair, values, len(first)).tolist(), strict=True):

@@ -60,8 +60,7 @@ _CACHED_TEXT = 64 << 20
 
 
 class FrameTexts:
-    """Formats the frames and stacks of one profile, which was symbolized with `keep_ips`. `full_paths`: source
-    files with their directories."""
+    """Formats frames and stacks of a profile, symbolized with `keep_ips`. `full_paths`: of source files."""
 
     def __init__(self, profile: Profile, fields: FieldChoice, *, full_paths: bool = False) -> None:
         self._fields, self._strings, self._full_paths = fields, profile.strings, full_paths

@@ -57,8 +57,7 @@ class TextOptions:
 
 
 def write(profile: Profile, out: IO[str], options: TextOptions | None = None) -> None:
-    """Write all samples of a profile, symbolized with `keep_ips`, by time. Samples of no event (evsel -1) are deferred
-    callchains, see `decode.deferred`."""
+    """Write all samples of a profile, symbolized with `keep_ips`, by time; evsel -1: of `decode.deferred`."""
     options = options or TextOptions()
     # The row in `printers` of each event; the last element is for evsel -1.
     kinds = [*(EVENT_TYPES.get(evsel.attr.type, "") for evsel in profile.evsels), ""]
@@ -252,8 +251,8 @@ class WaitTexts:
         self._profile, self._shown, self._digits = profile, fields.shown, digits
 
     def texts(self, rows: I64, samples: ProfileSamples) -> list[str]:
-        """Return a text for each sample, with a blank at its end; "" for one that is no wait. `rows`: of `samples` in
-        the profile's samples."""
+        """Return a text for each sample, with a blank at its end; "" if it is no wait. `rows`: in the profile's
+        samples."""
         offcpu = samples.has(SampleFlag.OFFCPU)
         waits, rows = samples.take(offcpu), rows[offcpu]
         columns = [

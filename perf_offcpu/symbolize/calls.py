@@ -7,10 +7,9 @@ Exported functions of a stripped library often end with a jump to a local one, w
     libc        sem_clockwait:  …  jmp local
                 local:          …  syscall              stack: local, program
 
-The frame of the local function returns to the program, and the instruction before that address tells what was
-called: `sem_clockwait`. A function that the dynamic linker looked up counts only if the file of the frame
-exports its name; otherwise another file had put its own function in front. A function of the same file counts
-if a symbol begins at its address."""
+The frame of the local function returns to the program, and the instruction before that address tells what was called:
+`sem_clockwait`. A function that the dynamic linker looked up counts only if the file of the frame exports its name;
+otherwise another file had put its own function in front. In the same file, one counts with a symbol at its address."""
 
 from __future__ import annotations
 
@@ -119,8 +118,7 @@ def _symbols(code: _Code, inner: I64, outer: I64, strings: Strings) -> I64:
 
 
 class _Code:
-    """Reads the code of locations in the files that their mappings name. `rows`: the locations to read, as ascending
-    rows of `locations`."""
+    """Reads the code of locations in the files that their mappings name. `rows`: ascending, of `locations`."""
 
     def __init__(self, recording: Recording, locations: Locations, rows: I64, search: Search) -> None:
         self.recording, self.search = recording, search

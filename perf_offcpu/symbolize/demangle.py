@@ -44,8 +44,7 @@ _THUNK: Final = re.compile(r"^\{virtual override thunk\(\{(virtual )?offset\([^)
 
 def demangle(names: Sequence[str]) -> list[str]:
     """Return the readable form of each name; names that are not mangled stay as they are. `name@plt` and
-    `name@@VERSION` keep the part after the name. Names that are not done in time, and names on which the library dies,
-    stay mangled."""
+    `name@@VERSION` keep the part after the name. Names that take too long, or kill the library, stay."""
     result = list(names)
     rows = [row for row, name in enumerate(names) if name.startswith(_PREFIXES) and _is_fit(name)]
     bare = [_bare(names[row]) for row in rows]

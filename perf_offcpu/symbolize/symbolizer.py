@@ -37,7 +37,7 @@ COOKIE = "(cookie)"  # symbol shown for the cookie of a deferred user callchain,
 
 def symbolize(recording: Recording, options: SymbolizeOptions | None = None) -> Profile:
     """Return a Profile with one frame for each distinct named location of a recording. Its losses are the recording's
-    and one cause for each reason why addresses have no name. Raises UsageError: a file that the options name cannot be
+    and one cause for each reason why addresses have no name. Raises UsageError: one of the options' files cannot be
     read."""
     options = options or SymbolizeOptions()
     strings = recording.strings.copy()
@@ -81,8 +81,7 @@ def symbolize(recording: Recording, options: SymbolizeOptions | None = None) -> 
 def locations_of(recording: Recording) -> tuple[Samples, Locations, Ragged, I32]:
     """Find the distinct locations and (address space, callchain) pairs of a recording. Return (samples, locations,
     rows, pair_of): the samples, each with a callchain of at least its address; their locations; the locations of each
-    pair, leaf first; the pair of each sample, then, if any has a waker with a callchain, of each sample's waker, -1 for
-    none."""
+    pair, leaf first; the pair of each sample, then, if any waker has a callchain, of each waker, -1 for none."""
     samples, callchains = _with_leaves(recording.samples, recording.callchains)
     space, callchain = samples.space, samples.callchain
     if bool((samples.waker_callchain >= 0).any()):
@@ -187,8 +186,8 @@ def _shift_back(names: SymbolNames, locations: Locations) -> None:
 
 
 def _demangle(names: SymbolNames, inlined: InlinedFunctions, strings: Strings, kept: dict[str, str]) -> None:
-    """Demangle the symbols of both tables, in one call, because a call costs a process. `kept`: readable form of names
-    of earlier recordings; some are added."""
+    """Demangle the symbols of both tables in one call, which costs a process. `kept`: earlier readable names; some are
+    added."""
     used, inverse = np.unique(np.concatenate([names.symbol, inlined.symbol]), return_inverse=True)
     symbols = [strings[row] for row in used.tolist()]
     new = [symbol for symbol in symbols if symbol not in kept]

@@ -26,8 +26,7 @@ _DATA_SIZE_AT: Final = 48  # tools/perf/util/header.h, struct perf_file_header: 
 
 
 class AgentSegments:
-    """Iterates over the profiles of the recordings that an agent completes from now on; see `segments.Segments` for the
-    attributes and methods."""
+    """Iterates over the profiles of recordings that an agent completes from now on, as `segments.Segments`."""
 
     status = 0
 

@@ -138,8 +138,7 @@ class Interval:
 
 
 def interval_of(profile: Profile, *, idle: str = "hide", without_pid: int = 0) -> Interval:
-    """Return the interval that a recording is of. `idle`: as of `Interval.showing`. `without_pid`: a process that is
-    left out."""
+    """Return the interval of a recording. `idle`: as of `Interval.showing`. `without_pid`: a process to leave out."""
     if without_pid:
         samples, budget = profile.samples, profile.budget
         profile = replace(profile.select(samples.pid != without_pid), budget=budget.take(budget.pid != without_pid))

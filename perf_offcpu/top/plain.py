@@ -19,8 +19,7 @@ _ROW: Final = "label blocked runnable running waits average longest now since si
 def document(
     interval: Interval, key: str, rows: Sequence[Row], limit: int | None, cost: Mapping[str, float], unread: int
 ) -> dict[str, Any]:
-    """Return an interval as dicts, lists, numbers and printable texts; times are ns, rows those within the limit.
-    `cost`: part → CPU time, % of a CPU."""
+    """Return an interval as plain values, times in ns, rows within the limit. `cost`: part → CPU time, % of a CPU."""
     return {
         "version": VERSION,
         "time": interval.utc_s,

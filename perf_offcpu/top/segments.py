@@ -63,8 +63,7 @@ class Segments:
     the recorder, which is that of the recorded command; 0 while it runs."""
 
     def __init__(self, words: Sequence[str], seconds: float, first_s: float | None = None) -> None:
-        """Start `record` with the options and the command `words`; intervals last `seconds`, the first one `first_s`
-        (default: as the others)."""
+        """Start `record` with options and command `words`. Intervals last `seconds`, the first one `first_s`."""
         keep_no_free_memory()
         self.seconds, self._first_s = seconds, seconds if first_s is None else first_s
         self._cost, self.unread, self.status = Cost(), 0, 0
@@ -101,8 +100,8 @@ class Segments:
             self._remover.wait(_PATIENCE_S)
 
     def __iter__(self) -> Iterator[Profile]:
-        """Yield the profile of each interval. Raise UsageError or PerfOffcpuError with the words of the recorder if it
-        ends before it has recorded."""
+        """Yield the profile of each interval. Raise UsageError or PerfOffcpuError if the recorder ends before it has
+        recorded."""
         with Directory.named(self._path) as directory:
             for recording in self._recordings(directory):
                 yield replace(symbolize(deferred_as_samples(recording), self._symbols), rules=self._rules)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evaluate DWARF expressions of frame rules for many frames at once. Compilers and linkers write few of them: for PLT
-stubs that have pushed their argument, for realigned frames that keep the caller's stack pointer, for signal frames. The
-operations of such rules are supported, without branches; an expression with any other operation has no value. Source:
-DWARF 5, 2.5."""
+stubs that have pushed their argument, for realigned frames that keep the caller's stack pointer, for signal frames.
+Operations of such rules are supported; an expression with another one has no value. Source: DWARF 5, 2.5."""
 
 import enum
 from collections.abc import Callable

@@ -161,8 +161,7 @@ _CALL_IN: Final = {11: range(4, 6), 15: range(8, 10)}
 
 
 class Trampolines:
-    """Find frames in CPython's trampolines and in HotSpot's code (see the module's text), in a recording made on
-    x86-64."""
+    """Find frames in CPython's trampolines and HotSpot's code (see the module's text), in a recording of x86-64."""
 
     def __init__(self, recording: Recording, maps: PerfMaps) -> None:
         self.recording, self.maps = recording, maps
@@ -207,8 +206,7 @@ def _code_mask(recording: Recording, registers: Registers) -> np.uint64:
 class CfiLookup:
     """Look up the rule set at addresses of a recording's processes. `table_of` returns the file of a dso, by its row,
     or None, and is called at most twice for each: first without its table, which is needed for addresses that `rules`
-    has not met. `trampolines` finds calls in code without a table; with `calls`, frame pointers that are not known are
-    searched for."""
+    has not met. `trampolines` finds calls in code without a table, `calls` unknown frame pointers."""
 
     def __init__(
         self,

@@ -100,7 +100,7 @@ class WalkState:
 
     def register(self, lanes: I64, number: int) -> Value:
         """Return register `number` of the current frames; note `lanes` in `lost` if it is not followed. Raises
-        IndexError if there is no such register."""
+        IndexError."""
         if number == self.registers.pc:
             return Value(self.pc[lanes], np.ones(len(lanes), np.bool_))
         if number >= len(self.values):

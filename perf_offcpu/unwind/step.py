@@ -62,8 +62,7 @@ class Walk(WalkState):
         return self._without_wrong_frames(_chains(steps, len(self.spaces))), self.end
 
     def _without_wrong_frames(self, chains: Ragged) -> Ragged:
-        """Return the chains; those that a frame pointer which was searched for led astray end before that frame's
-        caller."""
+        """Return the chains; those that a found frame pointer led astray end before that frame's caller."""
         wrong = [lane for lane in self.searched if self.end[lane] not in (End.ROOT, End.EXHAUSTED)]
         if not wrong:
             return chains

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Load the frame rules of mapped files, and keep them on disk. The file, and the debug file that may hold .debug_frame,
-are found as for symbols (`objects.files`). Tables are kept under the identity of the files that they were made from, as
-symbol tables are."""
+are found as for symbols (`objects.files`). Tables are kept by the identity of their files, as symbol tables are."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress

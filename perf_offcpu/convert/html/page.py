@@ -274,8 +274,7 @@ class Rows:
 
 def packed(columns: Columns) -> tuple[dict[str, dict[str, int]], str]:
     """Return (directory, text): where each column is, for the page's JSON, and all columns as base64. A row of the
-    directory has `at` (byte), `length` (values), `planes` (bytes a value) and `least` (the value to add). Values above
-    2^53 are rounded by JavaScript."""
+    directory has `at` (byte), `length` (values), `planes` (bytes a value) and `least` (the value to add)."""
     squeeze, parts, offset = zlib.compressobj(_LEVEL), [], 0
     directory = {}
     for name, column in columns.items():

@@ -70,8 +70,7 @@ def path_packet(title: str) -> bytes:
 
 
 def events(time_ns: I64, kind: int, uuid: NDArray[np.integer], *more: Rows) -> bytes:
-    """Return packets of n track events of a kind (SLICE_BEGIN, …), on tracks, with further fields. Times are in the
-    recording's clock."""
+    """Return packets of n track events of a kind (SLICE_BEGIN, …), with further fields. Times are the recording's."""
     event = joined(constant(field(9, kind), len(time_ns)), numbers(11, uuid), *more)
     return _packets(time_ns, messages(_TRACK_EVENT, event))
 

@@ -168,8 +168,7 @@ class _Writer:
         return protobuf.messages(4, body)
 
     def _waits(self, rows: I64) -> Iterator[bytes]:
-        """Return slices of waits. Events of one time are read in the order of the file: outer slices begin first and
-        end last."""
+        """Return slices of waits. Of one time, events are read in the file's order: outer slices begin first."""
         begin, end = self._time(self.timeline.begin_ns[rows]), self._time(self.timeline.end_ns[rows])
         queued, uuid = self._time(self.wakeups.queued_ns[rows]), self.uuid[rows]
         yield self._weighed(rows, SLICE_BEGIN, begin, uuid)
@@ -194,8 +193,7 @@ class _Writer:
 
 def state_packets(profile: Profile, timeline: Timeline, wakeups: Wakeups) -> Iterator[bytes]:
     """Yield packets with each thread's state from switch-out, from wake-up and from switch-in on. The CPU a thread left
-    is not in a sample: it is taken to be the CPU on which the thread went on after its previous wait. The track of a
-    thread has its comm."""
+    is not in a sample: it is taken to be the CPU on which the thread went on after its previous wait."""
     samples = profile.samples
     asleep = np.array([_TASK_STATES.get(state.letter, 0) for state in STATES])[state_codes(samples)]
     waits = np.flatnonzero(timeline.waits & (asleep > 0) & (samples.tid > 0))
@@ -249,8 +247,8 @@ def counter_packets(timeline: Timeline, wakeups: Wakeups) -> Iterator[bytes]:
 
 
 def counts(since: I64, until: I64) -> tuple[I64, NDArray[np.float64]]:
-    """Return int64[m], float64[m]: the times at which the intervals from `since` to `until` begin or end, ascending,
-    and the number open from then on."""
+    """Return int64[m], float64[m]: times at which intervals (`since` to `until`) begin or end, and how many are open
+    then."""
     times = np.concatenate([since, until])
     times <<= 1
     times[len(since) :] |= 1  # the lowest bit says which

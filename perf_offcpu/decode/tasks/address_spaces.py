@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Build address spaces over time from mappings, forks and execs. A process begins with its parent's mappings (fork) or
 none (exec), and adds to them. A mapping that replaces another begins a new version of the space, so that within one
-version no two mappings overlap and any address has one answer. Versions are cheap where nothing is replaced: then there
-is only one."""
+version no two mappings overlap and any address has one answer."""
 
 from __future__ import annotations
 

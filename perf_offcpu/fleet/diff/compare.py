@@ -88,8 +88,7 @@ def heaviest(cubes: Sequence[Cube], keys: Sequence[str]) -> list[Key]:
 
 
 def rates(cube: Cube, keys: Sequence[str], rows: Sequence[Key]) -> F64:
-    """Return float64[2, units, rows]: weight, and number of waits, by recorded ns of the unit; 0 where the unit has no
-    samples of the row."""
+    """Return float64[2, units, rows]: weight, and number of waits, by recorded ns of the unit; 0 without samples."""
     import ibis
 
     columns = [column_of(key) for key in keys]
@@ -187,8 +186,8 @@ class Comparison:
 
 
 def compare(before: Selected, after: Selected, keys: Sequence[str]) -> Comparison:
-    """Compare two selections by `keys`, by comm and by stack; raise UsageError if there are not two hosts per side,
-    nor the same host on both."""
+    """Compare two selections by `keys`, by comm and by stack; raise UsageError without two hosts per side, or one on
+    both."""
     needed = [*keys, *(key for key in STACK if key not in keys)]
     sides = _Sides(*cubes_of(before, after, needed))
     tables = [_by_keys(sides, keys_of_table) for keys_of_table in dict.fromkeys((tuple(keys), ("comm",)))]

@@ -7,8 +7,7 @@ assignments with a t at least as large is the p of a row. Studentized statistics
 spread (Janssen, Statistics & Probability Letters 36, 1997); sampled assignments count themselves, so that no p is 0
 (Phipson and Smyth, Statistical Applications in Genetics and Molecular Biology 9, 2010). Rows are tested together: the p
 of a row is the share of assignments in which the largest |t| of all rows reaches its |t| (single-step max-T: Westfall
-and Young, Resampling-Based Multiple Testing, 1993), so 5 % of comparisons without a change have any row below 0.05,
-however the rows depend on each other."""
+and Young, Resampling-Based Multiple Testing, 1993), so 5 % of comparisons without a change have any row below 0.05."""
 
 import itertools
 import math

@@ -19,8 +19,8 @@ from perf_offcpu.errors import RecordingError
 
 
 def _hold(directory: Directory, size: int) -> int:
-    """Return a descriptor of an unnamed file of `size` bytes on the same disk; -1 if the file system has none. Raises
-    OSError: the disk is full."""
+    """Return a descriptor of an unnamed file of `size` bytes on the same disk; -1 if it has none. Raises OSError: it is
+    full."""
     fd = -1
     try:
         # direct: a file without a name, in a directory that is open

@@ -102,8 +102,7 @@ def _squares(samples: ProfileSamples, threshold_ns: int) -> F64:
 def variance_between_slices(samples: ProfileSamples, group_of: I64, groups: int, recorded: RecordedTime) -> F64:
     """Return float64[groups]: the variance of the weight of each group, by slices of the recorded time. The weight of a
     wait is spread over its time, that of a sum over the time from its first to its last wait. Half the mean square of
-    the difference of neighbours is the variance of one slice, whatever the trend. `group_of` is -1 for samples of no
-    group."""
+    the difference of neighbours is the variance of one slice, whatever the trend. `group_of`: -1 none."""
     rows = np.flatnonzero((group_of >= 0) & (samples.time_ns >= 0))
     samples, group_of = samples.take(rows), group_of[rows]
     is_sum = samples.has(SUM_FLAGS) & (samples.switch_out_ns >= 0)

@@ -95,8 +95,7 @@ def _naps(profile: Profile, subject: Profile, waits: Waits, left_out: Bool) -> B
 
 
 def _of_passive_threads(profile: Profile, subject: Profile, passive: Bool, percent: int = _PASSIVE_PERCENT) -> Bool:
-    """Return bool[waits]: True for waits of threads with `percent` or more of the time, running included, in `passive`
-    waits."""
+    """Return bool[waits]: the thread has `percent` or more of its time, running included, in `passive` waits."""
     samples, budget = subject.samples, profile.budget
     ids = np.append(thread_ids(samples.pid, samples.tid), thread_ids(budget.pid, budget.tid))
     first, group_of = group(ids)

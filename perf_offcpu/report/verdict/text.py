@@ -49,8 +49,7 @@ def lines_of(verdict: Verdict, meta: Meta) -> list[str]:
 
 
 def first_cause(verdict: Verdict) -> str:
-    """Return the row of the largest cause as one line: `33 % pipe in read(): client (2), ended by server`; "" without a
-    cause."""
+    """Return the largest cause as a line, `33 % pipe in read(): client (2), ended by server`; "" without one."""
     if not verdict.causes:
         return ""
     share, _, thing, where, *others = _rows(verdict.causes[0], verdict.weight, Style())[0]

@@ -39,8 +39,7 @@ _HEAD: Final = 4096
 
 
 def running_kallsyms(cache: DiskCache | None) -> Kallsyms:
-    """Return the symbols of the running kernel, from the cache if they are kept there. Raises OSError, FormatError: as
-    `load_kallsyms`."""
+    """Return symbols of the running kernel, maybe from the cache. Raises OSError, FormatError as `load_kallsyms`."""
     state = None if cache is None else _state()
     if cache is None or state is None:
         return load_kallsyms()
@@ -129,8 +128,8 @@ def find_kallsyms(
     build_id: bytes, search: Search, *, is_running: bool, in_symfs: bool
 ) -> tuple[Kallsyms | None, str, bool]:
     """Find the best kallsyms of the recorded kernel. `is_running`: the running kernel is the recorded one. `in_symfs`:
-    SYMFS/proc/kallsyms is of the recorded kernel. Return (kallsyms, its path, False), or (None, "", True if a kallsyms
-    exists but hides its addresses)."""
+    SYMFS/proc/kallsyms is of the recorded kernel. Return (kallsyms, its path, False), or (None, "", True if it hides
+    its addresses)."""
     hidden = is_running
     for path in _kallsyms_paths(build_id, search, is_running, in_symfs):
         try:

@@ -43,8 +43,7 @@ _PREFIX = "__pfx_"
 
 class KernelNames:
     """Names addresses of the recorded kernel; arguments as for `UserNames`. `build_id`: of the recorded kernel; b""
-    unknown. `kallsyms_path`: the kallsyms that is used; "" none. Raises UsageError: a file that the user gave cannot be
-    used."""
+    unknown. `kallsyms_path`: the one used; "" none. Raises UsageError: a file that the user gave cannot be used."""
 
     def __init__(
         self,

@@ -65,9 +65,8 @@ class Lines:
 
 
 def load_lines(path: str, build_id: bytes, search: Search, seconds: float = SECONDS) -> Lines:
-    """Load the source lines of an object. `path` and `build_id`: the file of its symbols. `search`: where its debug
-    file is looked up, and where tables are kept. `seconds`: what reading its DWARF may take, at most SECONDS. Raises
-    NoLines: there are none."""
+    """Load the source lines of an object. `path` and `build_id`: the file of its symbols. `search`: for its debug file,
+    and where tables are kept. `seconds`: for reading its DWARF, at most SECONDS. Raises NoLines."""
     try:
         with ExitStack() as stack:
             image = stack.enter_context(open_elf(path, search.cache))

@@ -68,8 +68,7 @@ class Calls(Table):
 
 
 class Symcache:
-    """Reads the tables of one symcache; `path` names it in errors. Raises FormatError: it is of another version, or
-    shorter than its header says."""
+    """Reads the tables of one symcache; `path` names it in errors. Raises FormatError: another version, or cut."""
 
     def __init__(self, data: memoryview, path: str) -> None:
         nothing: dict[str, Any] = {"magic": b"", "version": 0}
@@ -107,8 +106,7 @@ class Symcache:
         return bool(np.any((self._locations["file"] < len(self._files)) & (self._locations["line"] > 0)))
 
     def lookup(self, addresses: U64) -> Calls:
-        """Return the functions at n addresses, relative to the first segment of the object. Addresses without a source
-        line have no rows."""
+        """Return functions at n addresses, relative to the object's first segment; no rows without a source line."""
         location = self._location(addresses)
         rows = np.flatnonzero(location >= 0)
         location, levels = location[rows], list[Calls]()

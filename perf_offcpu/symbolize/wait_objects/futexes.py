@@ -140,8 +140,8 @@ def _leaf(path: str) -> str:
 
 
 def _usual(rows: np.ndarray[tuple[int], np.dtype[np.int64]], row: I32, values: I32) -> I32:
-    """Return int32[rows]: the most frequent value >= 0 in samples of object rows[i]; -1 if no sample has one. `row`
-    (object) and `values`: int32[samples]."""
+    """Return int32[rows]: the most frequent value >= 0 in samples of object rows[i]; -1 none. `row`, `values`:
+    int32[samples]."""
     places = np.flatnonzero((row >= 0) & (values >= 0))
     keys, counts = np.unique(row[places].astype(np.int64) << 32 | values[places], return_counts=True)
     order = np.lexsort((counts, keys >> 32))

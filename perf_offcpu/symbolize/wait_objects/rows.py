@@ -70,8 +70,7 @@ def rows_of(ids: U64, objects: WaitObjects) -> I32:
 
 
 def users_of(recording: Recording, row: I32) -> dict[int, list[User]]:
-    """Return row in objects → the processes that waited for it, most waits first. `row`: int32[samples], the object of
-    each sample; -1 for none."""
+    """Return row in objects → the processes that waited for it, most waits first. `row`: int32[samples]."""
     samples = recording.samples
     rows = np.flatnonzero(row >= 0)
     key = row[rows].astype(np.int64) << 32 | (samples.pid[rows].astype(np.int64) + 1)
@@ -86,8 +85,7 @@ def users_of(recording: Recording, row: I32) -> dict[int, list[User]]:
 
 def wakers_of(recording: Recording, row: I32) -> dict[tuple[int, int], int]:
     """Return (row of a pipe, pid of the sleeper) → pid of the process that ended most of the waits. It is another
-    process than the sleeper's, and ended more than half of the waits. Interrupts, and waits that are not over, do not
-    count."""
+    process, which ended more than half of them; interrupts, and waits that are not over, do not count."""
     samples = recording.samples
     kinds = np.append(recording.objects.kind, np.uint16(ObjectKind.UNKNOWN))
     ended = (kinds[row] == ObjectKind.PIPE) & (samples.waker_pid > 0) & ~samples.has(_NO_WAKER)
@@ -151,8 +149,7 @@ class Process(NamedTuple):
 
 class OtherEnds:
     """Finds other ends among the objects of one recording. `rows`: row in the recording's objects → object. `users`:
-    row → processes that waited for the object. `wakers`: (row, pid) → process that ended most of the waits of process
-    `pid` for it (`rows.wakers_of`)."""
+    row → processes that waited for the object. `wakers`: of `wakers_of`."""
 
     def __init__(
         self,

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Build the frame rules of one file as a flat table: for each address the rule set that locates its caller.
 
-Files repeat few rule sets many times (libc: 25 000 rows, some thousand sets), so rows hold an address and a number,
-and each set is stored once. Addresses are those of the file (as p_vaddr and st_value).
+Files repeat few rule sets many times (libc: 25 000 rows, some thousand sets), so rows hold an address and a number, and
+each set is stored once. Addresses are those of the file (as p_vaddr and st_value).
 
-The rules also tell if a file was built with frame pointers. Code with frame pointers finds the caller's frame from
-the frame pointer nearly everywhere; code without them only in the few functions that need one (alloca, realigned
-stacks). So the share of functions that do it anywhere decides. Small functions do not count, and a few hundred, spread
-over the file, are enough."""
+The rules also tell if a file was built with frame pointers. Code with frame pointers finds the caller's frame from the
+frame pointer nearly everywhere; code without them only in the few functions that need one (alloca, realigned stacks).
+So the share of functions that do it anywhere decides. Small functions do not count; a few hundred are enough."""
 
 from collections.abc import Iterable
 from contextlib import suppress
