@@ -36,7 +36,6 @@ from perf_offcpu.collect.existing.maps import MappedBuildIds
 from perf_offcpu.collect.jvms import Jvms
 from perf_offcpu.collect.kernel_totals.user_stacks import Unread
 from perf_offcpu.collect.options import RecordOptions, bpf_config
-from perf_offcpu.collect.python.event_loops import LoopReader
 from perf_offcpu.collect.python.processes import PythonProcesses
 from perf_offcpu.collect.rings.pressure import Pressure, RunDelay
 from perf_offcpu.collect.rings.rings import Rings, Sink, default_ring_bytes
@@ -45,8 +44,8 @@ from perf_offcpu.collect.sampling import CopyEvents, SamplingEvents
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.system.cpus import online_cpus
 from perf_offcpu.collect.targets import descendants
-from perf_offcpu.collect.task_readings import TaskReadings
-from perf_offcpu.losses import LossCause
+from perf_offcpu.collect.task_readings import TaskReader, TaskReadings
+from perf_offcpu.losses import LossCause, Losses
 from perf_offcpu.perfdata.events import EventSpec
 
 SIDE_RING_BYTES = 512 << 10  # size of each ring of side-band records: room for some thousand execs between two drains
@@ -54,6 +53,18 @@ SIDE_RING_BYTES = 512 << 10  # size of each ring of side-band records: room for 
 LAST_RUN_NS = 10_000_000  # longest time after the end in which a BPF program that runs at the end may write a record
 
 Say = Callable[[str], None]
+
+
+def _loop_reader() -> TaskReader:
+    from perf_offcpu.collect.python.event_loops import LoopReader
+
+    return LoopReader()
+
+
+def _goroutine_reader(lost: Losses) -> TaskReader:
+    from perf_offcpu.collect.go.goroutines import GoroutineReader  # 5 ms
+
+    return GoroutineReader(lost)
 
 
 class Collector:
@@ -68,7 +79,7 @@ class Collector:
         pressure: measures the time between two drains.
         build_ids: build-ids of mapped files.
         pythons, jvms: the processes that run CPython and JVMs.
-        task_readings: readings of the tasks of event loops, and of goroutines if they are asked for.
+        task_readings: readings of the tasks of event loops, and of goroutines.
         unread: counts of stacks and other data that could not be read from other processes.
         known_tasks, known_kernel: records of tasks and kernel made for one file, to be used again in the next.
         counters_event, task_event: the events of samples that the recorder itself makes and writes; they have no ring.
@@ -91,12 +102,11 @@ class Collector:
             self.unread = Unread()
             self.pythons = PythonProcesses(self.unread.lost, self._recorded)
             stack.callback(self.pythons.close)
-            self._loops, lost, rate_hz = frozenset[int](), self.unread.lost, options.task_rate_hz
-            self.task_readings = [TaskReadings(LoopReader(), rate_hz, self._recorded_loops, lost)]
-            if options.goroutines:
-                from perf_offcpu.collect.go.goroutines import RATE_HZ, GoroutineReader  # 5 ms
-
-                self.task_readings.append(TaskReadings(GoroutineReader(lost), RATE_HZ, self._recorded, lost))
+            self._loops, lost = frozenset[int](), self.unread.lost
+            self.task_readings = [
+                TaskReadings(_loop_reader, options.task_rate_hz, self._recorded_loops, lost),
+                TaskReadings(lambda: _goroutine_reader(lost), options.goroutine_rate_hz, self._recorded, lost),
+            ]
             for readings in self.task_readings:
                 stack.callback(readings.stop)
             says_ended = options.target.is_system or bool(options.command)
@@ -156,7 +166,7 @@ class Collector:
         waits = self.rings.owner.spec
         waits = replace(waits, ids=(*waits.ids, *(number for event in self._copies for number in event.ids)))
         sampling = [event.spec for event in self._sampling]
-        tasks = [self.task_event] if self.options.task_rate_hz or self.options.goroutines else []
+        tasks = [self.task_event] if self.options.task_rate_hz or self.options.goroutine_rate_hz else []
         return [*sampling, waits, self._side_rings.owner.spec, self.counters_event, *tasks]
 
     @property

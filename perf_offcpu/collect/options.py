@@ -12,6 +12,7 @@ from perf_offcpu.collect.targets import Target
 DEFAULT_FREQUENCY_HZ = 99
 DEFAULT_OUTPUT = "perf.data"
 STANDARD_OUTPUT = "-"
+_GOROUTINE_RATE_HZ = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +38,18 @@ class RecordOptions(WaitOptions):
     ring_bytes: int = 0  # size of each CPU's ring buffer, a power of two of pages; 0 for the default
     realtime_priority: int = 0  # SCHED_FIFO priority of the recorder; 0 for none
     asks_jvms: bool = True  # JVMs are asked for the names of their compiled code
-    goroutines: bool = False  # read where goroutines of Go programs wait
+    goroutines: bool | None = None  # read where goroutines of Go programs wait; None: not of the whole machine
     task_rate_hz: int = 0  # readings a second of the tasks of event loops; 0 for none
     duration_s: float | None = None  # seconds after which the recording ends; None for no limit
     until_exit: int = 0  # pid of a process at whose exit the recording ends; 0 for none
     unprivileged: bool = False  # record own processes without BPF, as an ordinary user can
     control: ControlFds | None = None  # descriptors for commands that pause the recording or change it; None for none
+
+    @property
+    def goroutine_rate_hz(self) -> int:
+        """Readings a second of goroutines; 0 for none."""
+        asked = not self.target.is_system if self.goroutines is None else self.goroutines
+        return _GOROUTINE_RATE_HZ if asked else 0
 
     @property
     def is_steady(self) -> bool:

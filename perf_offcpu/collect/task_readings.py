@@ -16,7 +16,7 @@ from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.system.helper import Avoided, Helper, ask_each
 from perf_offcpu.losses import LossCause, Losses
 
-_SHARE, _MOST_CREDIT_S = 0.01, 0.05
+_SHARE, _MOST_CREDIT_S, _FIRST_S = 0.01, 0.05, 0.3
 _PATIENCE_S, _MOST_S, _LAST_S = 2.0, 5.0, 1.0  # for a process, until it is avoided; for all; for all in the end
 _LOOK_S, _MOST_LOOK_S, _SLOWER, _NEW_AT_ONCE = 0.25, 30.0, 1.5, 16  # processes in which a reading looks for tasks
 _MOST_LISTS, _MOST_LIST_S = 200, 2.0  # lists of processes take 1/200 of a CPU; longest time between two of them
@@ -45,12 +45,18 @@ class TaskReader(ABC):
 class TaskReadings:
     """Read at most `rate_hz` times a second (0: never), in a thread, from `start` to `stop`. `candidates` returns the
     processes that may have tasks; one without is looked at again after ever longer times: it may have some by then.
-    `lost`: counts processes that cannot be read."""
+    `make_reader` is called once there are some: a short recording needs no reader. `lost`: counts processes that cannot
+    be read."""
 
     def __init__(
-        self, reader: TaskReader, rate_hz: int, candidates: Callable[[], Collection[int]], lost: Losses
+        self,
+        make_reader: Callable[[], TaskReader],
+        rate_hz: int,
+        candidates: Callable[[], Collection[int]],
+        lost: Losses,
     ) -> None:
-        self._reader, self._rate_hz, self.take = reader, rate_hz, reader.take
+        self._make_reader, self._rate_hz = make_reader, rate_hz
+        self._reader: Any = None
         self._candidates, self._lost = candidates, lost
         self._helper, self._avoided = Helper(self._work, _PATIENCE_S), Avoided()
         self._programs = dict[int, tuple[Any, int]]()  # None: of an unknown kind; time of the last reading, first first
@@ -75,8 +81,12 @@ class TaskReadings:
             self._running.wait()
             self._helper.close()
 
+    def take(self) -> list[Reading]:
+        """Return what was read since the last call."""
+        return self._reader.take() if self._reader else []
+
     def _run(self) -> None:
-        gap_s = 0.5 / self._rate_hz
+        gap_s = _FIRST_S
         while not self._stopped.wait(gap_s * random.uniform(0.5, 1.5)):
             self._helper.until = time.monotonic() + _MOST_S
             self._read_all()
@@ -94,6 +104,8 @@ class TaskReadings:
         new = [pid for pid, (due_s, _) in self._looks.items() if due_s <= now_s and pid not in self._programs]
         items = [(pid, program) for pid, (program, _) in self._programs.items() if program]
         items += [(pid, None) for pid in sorted(new, key=self._looks.__getitem__)[:_NEW_AT_ONCE]]
+        if items and not self._reader:
+            self._reader = self._make_reader()
         for (pid, before), answer in ask_each(self._helper, items, self._avoided):
             if answer.is_stuck and pid not in self._avoided:
                 continue  # there was no time for it

@@ -103,7 +103,7 @@ def test_goroutines_are_those_of_the_program(built: Path, tmp_path: Path, form: 
 
 def test_shares_are_those_of_the_block_profile(built: Path, tmp_path: Path) -> None:
     with running(built / "plain", 8) as (child, _):
-        recording = run("-p", str(child.pid), "--goroutines", "--duration", "10", cwd=tmp_path).recording
+        recording = run("-p", str(child.pid), "--duration", "10", cwd=tmp_path).recording
         profile, _ = child.communicate("end\n")
     ns, cycles = Counter[str](), Counter[str]()
     for loop, task in tasks_of(recording):

@@ -21,7 +21,6 @@ from perf_offcpu.collect.python.memory import UnreadableError
 from perf_offcpu.collect.task_readings import TaskReader
 from perf_offcpu.losses import Losses
 
-RATE_HZ: Final = 10
 _MOST_GOROUTINES, _AT_ONCE, _MOST_STACK, _MOST_FRAMES = 1 << 17, 256, 16 << 10, 64
 _MOST_STACKS, _MOST_ALL, _MOST_UNREAD, _MOST_REASON = 2048, 1 << 15, 256, 64  # of a process, of all, …; bytes
 _SIZE, _LO, _HI, _SP, _PC, _ID, _REASON = 256, 0, 1, 7, 8, 8, 32  # words of runtime.g; the last two after the status

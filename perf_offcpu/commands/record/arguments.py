@@ -23,7 +23,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(one_of, "record.which_waits", off_cpu_thresh={"default": "1"})
     add_options(events, "record.events", event={"action": "append"})
     add_options(events.add_mutually_exclusive_group(), "record.rate", count={"type": int})
-    add_options(events, "record.stacks", kernel_callchains=_ON, call_graph={"default": "auto"}, task_rate=_TASK_RATE)
+    add_options(
+        events,
+        "record.stacks",
+        kernel_callchains=_ON,
+        call_graph={"default": "auto"},
+        task_rate=_TASK_RATE,
+        goroutines={"action": argparse.BooleanOptionalAction, "default": None},
+    )
     add_options(
         parser.add_argument_group("waits"),
         "record.waits",

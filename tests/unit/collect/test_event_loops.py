@@ -152,7 +152,7 @@ def test_a_reading_stands_for_the_time_since_the_one_before(monkeypatch: pytest.
     with victim() as (pid, base):
         read(pid, base, image(base, pid))
         monkeypatch.setattr(event_loops, "find_tables", {pid: (base, base + DEBUG)}.get)
-        reader = TaskReadings(LoopReader(), 5, lambda: {pid, os.getpid()}, Losses())
+        reader = TaskReadings(LoopReader, 5, lambda: {pid, os.getpid()}, Losses())
         reader.start()
         while len(readings) < 5:
             for payload, _ in reader.take():
