@@ -9,7 +9,7 @@ A recording says that a process mapped bytes of a file. Three steps lead from th
 
 The same arithmetic serves executables at fixed addresses, PIE and shared objects. Symbols come from .symtab, in the
 file or in its separate debug file, or from .gnu_debugdata (an xz-compressed ELF file with the functions that .dynsym
-lacks), together with .dynsym; PLT stubs are named `function@plt`. The choice of symbols is perf's
+lacks) and .gopclntab, together with .dynsym; PLT stubs are named `function@plt`. The choice of symbols is perf's
 (tools/perf/util/symbol-elf.c of Linux 6.16, dso__load_sym_internal), except that data objects do not name code: they
 only bound the function before them.
 
@@ -30,6 +30,7 @@ from perf_offcpu.abi import elf
 from perf_offcpu.cache import DiskCache, cache_name
 from perf_offcpu.errors import FormatError
 from perf_offcpu.model.columns import U32, U64, Bool
+from perf_offcpu.objects.elf.go import go_symbols
 from perf_offcpu.objects.elf.headers import Rows, Source, uncompress
 from perf_offcpu.objects.elf.image import ElfImage, Section, open_elf
 from perf_offcpu.objects.elf.plt import plt_symbols
@@ -124,7 +125,7 @@ def _read(image: ElfImage, debug: ElfImage | None) -> SymbolTable:
         problem = f"type {image.type} is not an executable or shared object"
         raise FormatError(image.path, "ELF header", problem)
     full = _symbols_in(debug or image, elf.SectionType.SYMTAB)
-    parts = full + _symbols_in(image, elf.SectionType.DYNSYM) + ([] if full else _mini_debug(image))
+    parts = full + _symbols_in(image, elf.SectionType.DYNSYM) + ([] if full else _mini_debug(image) + go_symbols(image))
     parts.append(plt_symbols(image, parts))
     return SymbolTable(*join(parts))
 

@@ -30,7 +30,7 @@ from perf_offcpu.binary.gather import offsets_of
 from perf_offcpu.model.callchains import spread
 from perf_offcpu.model.columns import I32, I64, U8, U32, U64, Bool, Table, column
 
-VERSION: Final = 2  # number of these rules: raise it with each change of them, so that tables in caches are made again
+VERSION: Final = 3  # number of these rules: raise it with each change of them, so that tables in caches are made again
 NO_ADDRESS: Final = np.uint64(2**64 - 1)  # stands for "no address here"; no symbol covers it
 MAX_NAME: Final = 1 << 16  # bytes of the longest name that is decoded; the rest of a longer one is cut off
 UNTYPED: Final = 4  # ranks from here on are those of NOTYPE symbols

@@ -15,19 +15,24 @@ from perf_offcpu.errors import FormatError
 from perf_offcpu.model.columns import U64, Bool
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.objects.calls import calls_at, ends_call
+from perf_offcpu.objects.elf.go import go_symbols
 from perf_offcpu.objects.elf.image import ElfImage
 from perf_offcpu.objects.files import Refused, open_dso
 from perf_offcpu.objects.functions import listed_symbols, to_vaddr
 from perf_offcpu.objects.search import Search, open_debug
+from perf_offcpu.objects.symtab import join
 from perf_offcpu.unwind.cfi.entries import Section
 from perf_offcpu.unwind.cfi.program import Kind
 from perf_offcpu.unwind.cfi.table import NO_RULES, CfiTable, build_table, frame_sections, joined
 from perf_offcpu.unwind.lookup import FileTable
 
-KIND: Final = "frames2"  # kind of cache file; the number changes whenever the tables do, or how they are made
+KIND: Final = "frames3"  # kind of cache file; the number changes whenever the tables do, or how they are made
 MIN_ROWS: Final = 100  # rows of the smallest table that is kept: smaller ones are made as fast
 _KINDS: Final = {"start": "u8", "rule": "i4", "rules": "i8", "lengths": "i8", "expressions": "u1"}  # of the columns
-_GO_SWITCHES: Final = (b"runtime.mcall", b"runtime.systemstack", b"runtime.morestack", b"runtime.asmcgocall")
+_GO_ROOTS: Final = (
+    *(b"runtime.mcall", b"runtime.systemstack", b"runtime.morestack", b"runtime.asmcgocall"),
+    *(b"runtime.mstart", b"runtime.goexit"),
+)
 
 
 class FrameTables:
@@ -74,20 +79,21 @@ def _build(image: ElfImage, debug: ElfImage | None, registers: Registers) -> Cfi
 
 
 def _go_roots(image: ElfImage, registers: Registers) -> CfiTable:
-    """Return rules that end stacks at the functions of Go that switch to the stack of the thread. Their caller is on
-    the stack of the goroutine; where their own frame rules look for it, there are stale words."""
-    symtab = image.section_of_type(elf.SectionType.SYMTAB)
-    if symtab is None or image.section_named(b".go.buildinfo") is None:
+    """Return rules that end stacks at the functions of Go that begin them: those of threads, of goroutines, and those
+    that switch to the stack of the thread. The caller of the latter is on the stack of the goroutine; where their own
+    frame rules look for it, there are stale words."""
+    if image.section_named(b".go.buildinfo") is None:
         return CfiTable()
-    symbols, strings = listed_symbols(image, symtab)
-    names = [strings.find(b"\0%s%s\0" % (name, abi)) for name in _GO_SWITCHES for abi in (b"", b".abi0")]
-    is_switch = np.isin(symbols.name, [place + 1 for place in names if place >= 0]) & (symbols.size > 0)
-    switches = symbols.take(is_switch)
-    switches = switches.take(np.argsort(switches.start))
-    start = np.column_stack([switches.start, switches.start + switches.size]).reshape(-1)
+    symtab = image.section_of_type(elf.SectionType.SYMTAB)
+    symbols, strings = join([listed_symbols(image, symtab)] if symtab else go_symbols(image))
+    names = [strings.find(b"\0%s%s\0" % (name, abi)) for name in _GO_ROOTS for abi in (b"", b".abi0")]
+    is_root = np.isin(symbols.name, [place + 1 for place in names if place >= 0]) & (symbols.size > 0)
+    roots = symbols.take(is_root)
+    roots = roots.take(np.argsort(roots.start))
+    start = np.column_stack([roots.start, roots.start + roots.size]).reshape(-1)
     rules = np.zeros((1, registers.count + 2), np.int64)
     rules[0, registers.ra] = Kind.UNDEFINED
-    return CfiTable(start, np.tile(np.array([0, NO_RULES], np.int32), len(switches)), rules)
+    return CfiTable(start, np.tile(np.array([0, NO_RULES], np.int32), len(roots)), rules)
 
 
 def _sections(image: ElfImage, debug: ElfImage | None) -> list[Section]:

@@ -19,6 +19,7 @@ from kernel.recorder import run
 from perf_offcpu import losses
 from perf_offcpu.collect.go.program import LAYOUTS, Memory, find_program
 from perf_offcpu.model.recording import EventLoop, LoopTask, Recording
+from perf_offcpu.objects.functions import load_elf_symbols
 
 SOURCE = Path(__file__).parents[1] / "workload" / "programs" / "goroutines.go"
 pytestmark = [
@@ -99,6 +100,21 @@ def test_goroutines_are_those_of_the_program(built: Path, tmp_path: Path, form: 
     assert sum(map(int, re.findall(r"(\d+) +offcpu-task:", theirs))) == total_ns
     theirs = re.sub(r"\n\s+\w+ (\S+)(?=\n)", r"\1;", theirs)
     assert form != "plain" or "offcpu-task: runtime.gopark;time.Sleep;main.sleeper;runtime.goexit" in theirs
+
+
+def test_functions_of_a_stripped_program_have_their_names_and_stacks_their_roots(built: Path, tmp_path: Path) -> None:
+    names = []
+    for form in ("plain", "stripped"):
+        symbols = load_elf_symbols(str(built / form)).symbols
+        names.append({symbols.name(row).removesuffix(".abi0") for row in range(len(symbols))})
+    assert len(names[1]) > 1000 and len(names[0] - names[1]) < 20  # functions of C, and generic ones
+    with running(built / "stripped", 2) as (child, _):
+        run("-p", str(child.pid), "--off-cpu-thresh", "0", "--duration", "1", cwd=tmp_path)
+    lines = program.run("convert", "--folded", "-o", "-", cwd=tmp_path).stdout.splitlines()
+    roots = {"runtime.mstart", "runtime.mcall", "runtime.systemstack", "runtime.morestack", "runtime.goexit"}
+    begun = Counter(line.split(";")[1] for line in lines)
+    del begun["[missed user stack]"]  # of threads that are still blocked
+    assert begun.total() > 2 and begun.keys() <= roots, lines
 
 
 def test_shares_are_those_of_the_block_profile(built: Path, tmp_path: Path) -> None:

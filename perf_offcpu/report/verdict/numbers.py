@@ -17,6 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from perf_offcpu import losses
+from perf_offcpu.abi.counters import GOROUTINES
 from perf_offcpu.analysis.causes import Causes, causes_of
 from perf_offcpu.analysis.classes.classify import Waits
 from perf_offcpu.analysis.classes.network import network_of, texts_of
@@ -95,7 +96,7 @@ class Verdict:
     still_blocked: int  # number of threads
     longest_blocked: list[BlockedThread]  # the longest first, waits for work and for a thread's or child's end last
     processes: str  # the recorded command, if it is found; else the processes: "postgres 5173 and 8 more"
-    goroutines: bool  # Go's scheduler waited: goroutines that wait are no threads
+    goroutines: bool  # Go's scheduler waited, and goroutines, which wait without a thread, were not read
     loss: Loss | None
     command: str  # command line that shows the first cause
 
@@ -165,7 +166,8 @@ def verdict_of(
         still_blocked=still_blocked,
         longest_blocked=longest,
         processes=_processes(profile, budget),
-        goroutines="Go" in {waits.rules[row].program for row in distinct(waits.rule).tolist() if row >= 0},
+        goroutines="Go" in {waits.rules[row].program for row in distinct(waits.rule).tolist() if row >= 0}
+        and not any(task.name == GOROUTINES for loop in profile.loops for task in loop.tasks),
         loss=_loss(counts, profile, subject.samples),
         command=listed[0].command if listed else _command(options, view),
     )

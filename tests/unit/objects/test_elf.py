@@ -5,6 +5,7 @@ import lzma
 import os
 import random
 import re
+import struct
 import subprocess
 import sys
 from collections import defaultdict
@@ -110,6 +111,33 @@ class TestHandMade:
         packed = Sec(".gnu_debugdata", data=lzma.compress(inner), flags=0)
         elf = read(ElfBuilder(dynamic=[Sym("exported", 0x1000, 8)], sections=[TEXT, packed]))
         assert names_at(elf.symbols, 0x1000, 0x1010) == ["exported", "local"]
+
+    @pytest.mark.parametrize(("text", "others", "named"), [
+        (0x1000, (), True), (0, (), True), (0, (Sec(".init", 0x900, bytes(16)),), False), (0x1100, (), True),
+    ])  # fmt: skip
+    def test_a_stripped_program_of_go_has_a_table_of_its_own(
+        self, text: int, others: tuple[Sec, ...], named: bool
+    ) -> None:
+        names = b"\0main.main\0runtime.mcall\0"
+        functions = struct.pack("<7I", 0, 28, 0x20, 36, 0x50, 2**31, 0x60) + struct.pack("<4I", 0, 1, 0x20, 11)
+        numbers = 3, 1, text, 72, 72 + len(names), 0, 0, 100
+        table = struct.pack("<I2xBB8Q", 0xFFFFFFF1, 1, 8, *numbers) + names.ljust(28, b"\0") + functions
+        for damaged in (
+            b"",
+            table[:40],
+            table[:110],
+            b"\xf2" + table[1:],
+            table.replace(bytes([3, *bytes(7)]), b"\xff" * 8),
+        ):
+            sections = [TEXT, *others, Sec(".gopclntab", data=damaged, flags=made.ALLOC)]
+            assert names_at(read(ElfBuilder(sections=sections)).symbols, 0x1000) == [""]
+        sections = [TEXT, *others, Sec(".gopclntab", data=table, flags=made.ALLOC)]
+        symbols = read(ElfBuilder(sections=sections)).symbols
+        begin = text or 0x1000
+        expected = ["main.main", "main.main", "runtime.mcall", "", ""] if named else [""] * 5
+        assert names_at(symbols, *(begin + offset for offset in (0, 0x1F, 0x20, 0x50, 0x60))) == expected
+        full = read(ElfBuilder([Sym("main", 0x1000, 8)], sections=sections)).symbols
+        assert names_of(full) == ["main"]
 
     def test_an_unlinked_object_is_refused(self) -> None:
         with pytest.raises(FormatError, match="type 1 is not an executable or shared object"):
