@@ -18,7 +18,7 @@ BPF_QUEUE(new_codes, struct offcpu_code, OFFCPU_PYTHON ? OFFCPU_NEW_CODES : 1);
 #define PYTHON_ROUNDS (OFFCPU_PYTHON_FRAMES + (OFFCPU_MAY_GOTO ? OFFCPU_PYTHON_FRAMES : 64))
 #define PYTHON_THREADS (OFFCPU_MAY_GOTO ? 1024 : 128)	/* states of threads that are looked at */
 enum { KNOWN_OBJECTS = 512, ENTRY_SHIFT = 19, CODE_ID_SHIFT, OBJECT_WORDS = 32, CODE_BYTES = 88 };
-enum { OBJECT_LENGTH = 2, TEXT_HASH, TEXT_FLAGS, BYTES_DATA = 32, TEXT_HEAD = 64 };
+enum { OBJECT_LENGTH = 2, TEXT_HASH, TEXT_FLAGS, BYTES_DATA = 32, TEXT_HEAD = 40 };
 enum { VIEW_WORDS = 512, VIEW_ROOM = 2047, TEXT_BYTES = 256 };
 
 struct offcpu_walk {	/* in memory: the verifier knows nothing of it, nor follows branches */
@@ -109,7 +109,7 @@ static __always_inline void view_frame(struct offcpu_walk *walk)
 	walk->unreadable = bpf_probe_read_user(walk->view, size, (void *)walk->from);
 }
 
-/* Read an object's begin, less where its mapping ends. Return the number of a string's bytes. */
+/* Read a string's begin, less where its mapping ends. Return the number of its bytes. */
 static __always_inline u64 read_text(struct offcpu_walk *walk, u64 object)
 {
 	if (bpf_probe_read_user(walk->text, TEXT_BYTES, (void *)object)) {
@@ -182,8 +182,8 @@ static __always_inline void announce_code(const struct offcpu_run *run, struct o
 	to->file_size = copy_text(walk, word_at(walk->code, walk->at.file), to->file, 511);
 	to->file_flags = walk->text[TEXT_FLAGS];
 	lines = word_at(walk->code, walk->at.lines) + BYTES_DATA;
-	read_text(walk, lines - BYTES_DATA);
-	bytes = at_most(walk->text[OBJECT_LENGTH], sizeof(to->lines) - 1);
+	bytes = user_word(lines - BYTES_DATA + OBJECT_LENGTH * sizeof(u64));
+	bytes = at_most(bytes, sizeof(to->lines) - 1);
 	to->lines_size = bytes & ~sign_of(bpf_probe_read_user(to->lines, bytes, (void *)lines));
 	if (!new_codes.push(to, 0))
 		codes_seen.update(&id, &epoch);

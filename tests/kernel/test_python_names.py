@@ -7,14 +7,15 @@ import json
 import shutil
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 from builders.program import PATIENCE
 from elftools.elf.elffile import ELFFile
-from kernel.recorder import MS, Run, run
+from kernel.recorder import MS, run
 
 from perf_offcpu import losses
 from perf_offcpu.model.profile import Profile
@@ -51,13 +52,48 @@ def waits_of(profile: Profile) -> list[int]:
     return np.flatnonzero(samples.has(SampleFlag.OFFCPU) & ~samples.has(others) & (samples.period >= MS)).tolist()
 
 
-def logged(done: Run) -> dict[int, list[tuple[int, int, list[Place]]]]:
-    """Return tid → (begin, end, functions) of each wait that the program has printed."""
+Log = dict[int, list[tuple[int, int, list[Place]]]]
+"""tid → (begin, end, functions) of each wait that a program has printed."""
+
+
+def logged(text: str) -> Log:
     log = defaultdict(list)
-    for line in done.stdout.splitlines():
+    for line in text.splitlines():
         tid, begin, end, stack = json.loads(line)
         log[tid].append((begin, end, [(f"{name} ({file})", line) for name, file, line in stack]))
     return log
+
+
+class Judged(NamedTuple):
+    """Numbers of waits: those that the program has noted, and of these those whose functions, whose functions and lines
+    are as noted, that have no or not all functions, and that have a wrong one."""
+
+    noted: int
+    functions: int
+    lines: int
+    cut: int
+    wrong: int
+
+
+def judge(profile: Profile, log: Log) -> Judged:
+    samples, counts = profile.samples, Counter[str]()
+    for row in waits_of(profile):
+        entries = log.get(int(samples.tid[row]), [])
+        place = bisect.bisect(entries, (int(samples.switch_out_ns[row]), 2**63)) - 1
+        begin_ns, end_ns = int(samples.switch_out_ns[row]), int(samples.time_ns[row])
+        if place < 0 or begin_ns > entries[place][1] or end_ns > entries[place][1] + LATE_NS:
+            continue  # a wait outside of those that are noted
+        stack, truth = python_stack(profile, int(samples.stack[row])), entries[place][2]
+        names, true_names = [symbol for symbol, _ in stack], [symbol for symbol, _ in truth]
+        if any(name.endswith("profiled (python_waits.py)") for name in names[:2]):
+            continue  # a wait of the profile function of benchmarks/python_waits.py
+        is_part = names == true_names[: len(names)]  # memory that cannot be read cuts it
+        counts["noted"] += 1
+        counts["functions"] += names == true_names
+        counts["lines"] += stack == truth
+        counts["cut"] += is_part and names != true_names
+        counts["wrong"] += not is_part
+    return Judged(*(counts[name] for name in Judged._fields))
 
 
 @pytest.mark.parametrize("python", [pytest.param(SYSTEM, id="system"), *OTHERS])
@@ -66,25 +102,12 @@ def test_waits_have_the_functions_and_lines_that_the_program_logs(python: str, t
     if not command or subprocess.run([command, "-c", ""], check=False, capture_output=True).returncode:
         pytest.skip(f"{python} is not installed")
     done = run("--", command, PROGRAMS / "waits.py", str(SECONDS), cwd=tmp_path)
-    profile, log = done.profile, logged(done)
-    samples = profile.samples
-    judged = functions = lines = 0
-    for row in waits_of(profile):
-        entries = log.get(int(samples.tid[row]), [])
-        place = bisect.bisect(entries, (int(samples.switch_out_ns[row]), 2**63)) - 1
-        begin_ns, end_ns = int(samples.switch_out_ns[row]), int(samples.time_ns[row])
-        if place < 0 or begin_ns > entries[place][1] or end_ns > entries[place][1] + LATE_NS:
-            continue  # a wait outside of those that are noted
-        judged += 1
-        stack, truth = python_stack(profile, int(samples.stack[row])), entries[place][2]
-        names, true_names = [symbol for symbol, _ in stack], [symbol for symbol, _ in truth]
-        assert names == true_names[: len(names)], "a wrong name"  # memory that cannot be read cuts it
-        functions += names == true_names
-        lines += stack == truth
-    assert judged > 300 / PATIENCE
-    assert functions >= 0.98 * judged
-    assert lines >= 0.95 * judged
-    assert profile.losses.get(losses.PYTHON_UNDESCRIBED, 0) == 0
+    judged = judge(done.profile, logged(done.stdout))
+    assert judged.noted > 300 / PATIENCE
+    assert judged.wrong == 0
+    assert judged.functions >= 0.98 * judged.noted
+    assert judged.lines >= 0.95 * judged.noted
+    assert done.profile.losses.get(losses.PYTHON_UNDESCRIBED, 0) == 0
 
 
 def test_functions_stand_at_the_calls_of_the_interpreter(tmp_path: Path) -> None:
@@ -101,6 +124,27 @@ def test_functions_stand_at_the_calls_of_the_interpreter(tmp_path: Path) -> None
         stacks.add(tuple(name for name in stack if name.endswith("y)") or name == "_PyEval_EvalFrameDefault"))
     call = "_PyEval_EvalFrameDefault"
     assert ("f (calls.py)", call, "g (calls.py)", "<module> (calls.py)", call) in stacks, stacks
+
+
+EDGE = """
+import ctypes, mmap, os, time
+def wait(): time.sleep(.02)
+lines, memory = wait.__code__.co_linetable, mmap.mmap(-1, 2 * mmap.PAGESIZE)
+size = bytes.__basicsize__ + len(lines) + 7 & -8
+end = ctypes.addressof(ctypes.c_char.from_buffer(memory)) + mmap.PAGESIZE
+ctypes.CDLL(None).munmap(ctypes.c_void_p(end), ctypes.c_size_t(mmap.PAGESIZE))
+ctypes.memmove(end - size, id(lines), size)
+wait.__code__ = wait.__code__.replace(co_linetable=ctypes.cast(end - size, ctypes.py_object).value)
+time.sleep(.4)
+wait()
+os._exit(0)
+"""
+
+
+def test_a_table_of_lines_at_the_end_of_a_mapping_is_read(tmp_path: Path) -> None:
+    profile = run("--", SYSTEM, "-c", EDGE, cwd=tmp_path).profile
+    stacks = [python_stack(profile, int(profile.samples.stack[row])) for row in waits_of(profile)]
+    assert ("wait (<string>)", 3) in {place for stack in stacks for place in stack}
 
 
 @pytest.mark.parametrize("minor", [8, 9])
@@ -149,7 +193,7 @@ def test_hostile_memory_changes_only_names_of_its_process(tmp_path: Path) -> Non
     command = f"{SYSTEM} {PROGRAMS / 'hostile.py'} & {SYSTEM} {PROGRAMS / 'waits.py'} 0.7; wait"
     done = run("--", "sh", "-c", command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    profile, log = done.profile, logged(done)
+    profile, log = done.profile, logged(done.stdout)
     samples, others = profile.samples, 0
     cycles = 0
     for row in waits_of(profile):

@@ -21,9 +21,9 @@ SECONDS = float(sys.argv[1])
 MOST = 128
 
 
-def note(begin: int, _: None, end: int) -> None:
+def note(begin: int, _: None, end: int, frame: FrameType | None = None) -> None:
     stack = list[tuple[str, str, int]]()
-    frame: FrameType | None = sys._getframe(1)
+    frame = frame or sys._getframe(1)
     while frame is not None and len(stack) < MOST:
         code = frame.f_code
         name = getattr(code, "co_qualname", code.co_name)
@@ -103,19 +103,32 @@ def made_again() -> None:
             exec(compile(*made_of(kind, number % 5, lines=number // 5 * 20), "exec"), {"nap": nap})
 
 
-def work() -> None:
+def generators() -> None:
+    outer()
+    assert Thing().value
+
+
+def recursion() -> None:
+    recurse(60)
+    recurse(500)
+
+
+def extensions() -> None:
+    through_c(3)
+    sorted([Thing(), Thing()])
+    re.sub("a", replacement, "a")
+    ctypes.CDLL(None).qsort((ctypes.c_int * 2)(2, 1), 2, 4, compare)
+
+
+def repeat(*parts: Callable[[], None]) -> None:
     end = time.monotonic() + SECONDS
     while time.monotonic() < end:
-        nap()
-        assert Thing().value
-        outer()
-        recurse(60)
-        recurse(500)
-        through_c(3)
-        sorted([Thing(), Thing()])
-        re.sub("a", replacement, "a")
-        ctypes.CDLL(None).qsort((ctypes.c_int * 2)(2, 1), 2, 4, compare)
-        made_again()
+        for part in parts:
+            part()
+
+
+def work() -> None:
+    repeat(nap, generators, recursion, extensions, made_again)
 
 
 def take(items: Items) -> None:
@@ -142,6 +155,14 @@ async def workers() -> None:
     await asyncio.gather(*(worker() for _ in range(5)))
 
 
+def run(*works: tuple[Callable[..., None], tuple[Any, ...]]) -> None:
+    threads = [threading.Thread(target=target, args=args) for target, args in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 if __name__ == "__main__":
     time.sleep(0.4)  # until the recorder knows this process
     if os.fork() == 0:  # it runs no other program: its memory is that of its parent
@@ -151,11 +172,5 @@ if __name__ == "__main__":
         work()
         os._exit(0)
     items = Items()
-    works: list[tuple[Callable[..., None], tuple[Any, ...]]]
-    works = [(work, ()), (take, (items,)), (put, (items,)), (lambda: asyncio.run(workers()), ())]
-    threads = [threading.Thread(target=target, args=args) for target, args in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run((work, ()), (take, (items,)), (put, (items,)), (lambda: asyncio.run(workers()), ()))
     os.wait()
