@@ -11,7 +11,6 @@
 
 BPF_TABLE("array", u32, struct offcpu_call, calls, OFFCPU_SYSCALL_NUMBERS);
 
-#define TS_COMPAT 2			/* arch/x86/include/asm/thread_info.h */
 /* include/uapi/linux/futex.h */
 enum { FUTEX_WAIT = 0, FUTEX_LOCK_PI = 6, FUTEX_WAIT_BITSET = 9, FUTEX_WAIT_REQUEUE_PI = 11,
        FUTEX_LOCK_PI2 = 13, FUTEX_COMMAND = 0x7f, FUTEX_PRIVATE = 128, FUTEX_CLOCK_REALTIME = 256,
@@ -27,12 +26,6 @@ struct offcpu_arguments {
 	u64 words[4];
 	u64 sp;
 };
-
-/* Whether a task is in a system call of a 32-bit program, which has other numbers and registers. */
-static __always_inline bool is_compat(struct task_struct *task, void *regs)
-{
-	return (TASK_STATUS && FIELD(u32, task, TASK_STATUS) & TS_COMPAT) || !is_64_bit(regs);
-}
 
 static __always_inline void read_arguments(void *regs, struct offcpu_arguments *args)
 {

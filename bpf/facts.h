@@ -11,6 +11,7 @@ enum { TASK_DEAD = 0x80, TASK_WAKING = 0x200, TASK_NOLOAD = 0x400, TASK_NEW = 0x
 enum { TASK_RTLOCK_WAIT = 0x1000, TASK_FROZEN = 0x8000 };	/* since 5.15 and 6.1 */
 #define TASK_IDLE (TASK_UNINTERRUPTIBLE | TASK_NOLOAD)
 
+#define TS_COMPAT 2			/* arch/x86/include/asm/thread_info.h */
 #define SOFTIRQ_OFFSET 0x100		/* include/linux/preempt.h: serving a softirq */
 
 static __always_inline bool is_kernel_thread(struct task_struct *task)
@@ -71,6 +72,18 @@ static __always_inline u64 cgroup_of(struct task_struct *task)
 	return TASK_CGROUPS ? FIELD(u64, FIELD(void *, cgroup, CGROUP_KN), KERNFS_NODE_ID) : 0;
 }
 
+/* Whether a task entered the kernel in 64-bit mode. */
+static __always_inline bool is_64_bit(void *regs)
+{
+	return (FIELD(u64, regs, REGS_MODE) & MODE_MASK) == MODE_64;
+}
+
+/* Whether a task is in a system call of a 32-bit program, which has other numbers and registers. */
+static __always_inline bool is_compat(struct task_struct *task, void *regs)
+{
+	return (TASK_STATUS && FIELD(u32, task, TASK_STATUS) & TS_COMPAT) || !is_64_bit(regs);
+}
+
 /*
  * The system call in which a task waits, from the registers with which it entered the kernel. The
  * kernel sets the number to -1 for page faults and interrupts. A task that only waits for a CPU
@@ -79,13 +92,15 @@ static __always_inline u64 cgroup_of(struct task_struct *task)
 static __always_inline s32 syscall_of(struct task_struct *task, u32 flags)
 {
 	void *regs;
+	s32 number;
 
 	if (!OFFCPU_USER_REGISTERS)
 		return OFFCPU_SYSCALL_UNKNOWN;
 	if (flags & OFFCPU_PREEMPTED_WAIT || is_kernel_thread(task))
 		return OFFCPU_SYSCALL_NONE;
 	regs = (void *)bpf_task_pt_regs(task);
-	return FIELD(REGS_SYSCALL_TYPE, regs, REGS_SYSCALL);
+	number = FIELD(REGS_SYSCALL_TYPE, regs, REGS_SYSCALL);
+	return number >= 0 && is_compat(task, regs) ? number | OFFCPU_SYSCALL_COMPAT : number;
 }
 
 /* The run queue that a task is on. */

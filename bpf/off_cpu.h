@@ -441,3 +441,4 @@ struct offcpu_extension {
 #define OFFCPU_NO_ID (~0U)
 #define OFFCPU_SYSCALL_NONE (-1)
 #define OFFCPU_SYSCALL_UNKNOWN (-2)
+#define OFFCPU_SYSCALL_COMPAT (1 << 29)	/* added to numbers of 32-bit programs */

@@ -23,12 +23,6 @@
 #define WINDOW_WORDS (OFFCPU_SUM_CALLERS ? 256 : 128)
 #define WINDOW_BYTES (WINDOW_WORDS * sizeof(u64))
 
-/* Whether a task entered the kernel in 64-bit mode. */
-static __always_inline bool is_64_bit(void *regs)
-{
-	return (FIELD(u64, regs, REGS_MODE) & MODE_MASK) == MODE_64;
-}
-
 #if OFFCPU_FRAME_POINTERS
 /* A walk. In memory, else the verifier would follow it for each path that leads to it. */
 struct offcpu_window {

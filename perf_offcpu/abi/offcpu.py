@@ -92,7 +92,9 @@ EXTENSION = Layout(
     Field("flags", U32, doc="WaitFlag"),
     Field("lost", U32, doc="Lost"),
     Field("state", U32, unknown=UNKNOWN_U32, doc="task state at switch-out, raw (TASK_* bits)"),
-    Field("syscall", S32, unknown=SYSCALL_UNKNOWN, doc="number of the system call waited in; -1 none"),
+    Field(
+        "syscall", S32, unknown=SYSCALL_UNKNOWN, doc="number of the system call; + 2^29 in a 32-bit program; -1 none"
+    ),
     Field("waker_pid", U32, unknown=UNKNOWN_U32, doc="tgid of the waker"),
     Field("waker_tid", U32, unknown=UNKNOWN_U32, doc="thread id of the waker"),
     Field("wakeup_ns", U64, unknown=UNKNOWN_U64, doc="time of the wake-up"),

@@ -7,7 +7,8 @@ A number depends on the architecture, and on three of them on the program, too:
     arm64     32-bit programs use arm's numbers
     s390x, …  31-bit programs, which current kernels no longer run
 
-No field of a sample marks 32-bit programs; the kernel's entry functions in its stack do (see `is_compat_entry`).
+Numbers of 32-bit programs have bit 29 set in samples (COMPAT_BIT). In recordings before 2026-11-28 only the kernel's
+entry functions in a stack mark them (see `is_compat_entry`).
 
 The sections of syscalls.txt list names in order of numbers, `N:` where the numbers jump. Numbers never change their
 meaning. From 403 on all architectures have the same names: `time64` where a long has 32 bits, then `shared`.
@@ -26,6 +27,7 @@ from collections.abc import Mapping
 from perf_offcpu.tables import read_table
 
 X32_BIT = 1 << 30  # arch/x86/include/uapi/asm/unistd.h: __X32_SYSCALL_BIT
+COMPAT_BIT = 1 << 29  # OFFCPU_SYSCALL_COMPAT of bpf/off_cpu.h
 _TABLES = {
     "x86_64": "x86_64 shared",
     "i386": "first_ports i386 time64 shared",
@@ -56,7 +58,7 @@ _COMPAT_ENTRY = re.compile(
 def syscall_names(arch: str, *, compat: bool = False) -> Mapping[int, str]:
     """Return number → name of system calls on `arch` (`uname -m`), of 32-bit programs if `compat`; {} if unknown."""
     name = next((table for pattern, table in _ALIASES if pattern.fullmatch(arch)), arch)
-    return _names(_COMPAT.get(name, name) if compat else name)
+    return _with_compat(name, _COMPAT.get(name, name) if compat else name)
 
 
 def syscall_number(name: str, arch: str) -> int:
@@ -67,6 +69,13 @@ def syscall_number(name: str, arch: str) -> int:
 def is_compat_entry(function: str) -> bool:
     """Return True for a function of the kernel through which only system calls of 32-bit programs pass."""
     return _COMPAT_ENTRY.fullmatch(function) is not None
+
+
+@functools.cache
+def _with_compat(arch: str, own: str) -> Mapping[int, str]:
+    """Return the names of `own`, and those of 32-bit programs on `arch` by their numbers in samples."""
+    compat = _names(_COMPAT[arch]) if arch in _COMPAT else {}
+    return {**{COMPAT_BIT | number: name for number, name in compat.items()}, **_names(own)}
 
 
 @functools.cache

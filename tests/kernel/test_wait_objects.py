@@ -14,6 +14,7 @@ from kernel.napping import usual, waits_of, watched
 from kernel.recorder import Run, run
 
 from perf_offcpu import losses
+from perf_offcpu.abi.syscalls import COMPAT_BIT, syscall_names
 from perf_offcpu.abi.wait_objects import ObjectKind
 from perf_offcpu.analysis.classes.classify import classify
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
@@ -247,16 +248,18 @@ def test_a_thread_that_was_killed_does_not_wait_for_its_descriptor_any_more(tmp_
     assert losses.OBJECTS_CLOSED not in recording.losses
 
 
-def test_system_calls_of_32_bit_programs_are_left_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [(), ("--no-kernel-callchains",)])
+def test_system_calls_of_32_bit_programs_have_names_but_no_objects(tmp_path: Path, options: tuple[str, ...]) -> None:
     binary = build("programs/compat.c", tmp_path / "compat", "-O1")
-    recording = run("--off-cpu-thresh", "10", "--", binary, cwd=tmp_path).recording
+    recording = run(*options, "--off-cpu-thresh", "10", "--", binary, cwd=tmp_path).recording
     samples = recording.samples
     (read,) = np.flatnonzero((samples.syscall == COMPAT_READ) & (samples.period > 20_000_000))
+    assert syscall_names("x86_64")[COMPAT_READ] == "read"
     assert samples.object_id[read] == 0
     assert recording.losses[losses.OBJECTS_COMPAT] == 1
 
 
-COMPAT_READ = 3
+COMPAT_READ = COMPAT_BIT | 3
 
 
 KIND_OF_NAP = {"futex": ObjectKind.FUTEX, "pipe": ObjectKind.PIPE, "nap": None}

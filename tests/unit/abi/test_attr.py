@@ -9,7 +9,7 @@ import pytest
 
 from perf_offcpu.abi.attr import Attr, AttrFlag, ReadFormat, SampleType, unpack_attr
 from perf_offcpu.abi.machine import MACHINES, arch_of_registers
-from perf_offcpu.abi.syscalls import X32_BIT, is_compat_entry, syscall_names, syscall_number
+from perf_offcpu.abi.syscalls import COMPAT_BIT, X32_BIT, is_compat_entry, syscall_names, syscall_number
 from perf_offcpu.abi.task_state import TaskState, state_letter
 from perf_offcpu.errors import LayoutError
 
@@ -91,6 +91,7 @@ def test_names_of_32_bit_programs() -> None:
     ("amd64", 202, "futex"), ("i686", 240, "futex"), ("i386", 407, "clock_nanosleep_time64"), ("aarch64", 63, "read"),
     ("arm64", 98, "futex"), ("riscv64", 22, "epoll_pwait"), ("loongarch64", 115, "clock_nanosleep"),
     ("armv7l", 168, "poll"), ("s390x", 249, "epoll_create"), ("ppc64le", 221, "futex"), ("ppc64", 449, "futex_waitv"),
+    ("x86_64", COMPAT_BIT | 3, "read"), ("aarch64", COMPAT_BIT | 407, "clock_nanosleep_time64"),
 ])  # fmt: skip
 def test_known_numbers(arch: str, number: int, name: str) -> None:
     assert syscall_names(arch)[number] == name
