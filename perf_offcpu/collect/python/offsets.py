@@ -17,6 +17,7 @@ build for debugging is not read, because its section has another size.
     compact, ascii_less     size of the head of a string, and how much less it is of ASCII
 """
 
+import mmap
 import os
 import re
 import struct
@@ -62,7 +63,7 @@ class Section(NamedTuple):
         """Return its address in a process that maps the file from `offset` on at `start`; None if no segment begins
         there."""
         for begin, size, address in reversed(self.loads):  # the page of a segment's end may be that of the next's begin
-            if begin & -4096 <= offset < begin + size:
+            if begin & -mmap.PAGESIZE <= offset < begin + size:
                 return self.address + start - (address + offset - begin) & _ALL
         return None
 

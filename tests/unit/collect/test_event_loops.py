@@ -2,6 +2,7 @@
 """Tasks of event loops, read from a made-up memory; answers of JVMs: how much is kept, and how it is written."""
 
 import itertools
+import mmap
 import os
 import random
 import struct
@@ -177,6 +178,13 @@ def test_section_of_a_file_whose_segments_share_a_page() -> None:
     section = Section(0x5300, 0, [(0, 0x1234, 0x1000), (0x1234, 0x2000, 0x3234)])
     places = [section.place_in(start, offset) for start, offset in ((0x71000, 0), (0x73000, 0x1000), (0x74000, 0x2000))]
     assert places == [0x75300] * 3 and section.place_in(0x74000, 0x4000) is None
+
+
+def test_section_of_a_file_on_a_kernel_with_larger_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linked for pages of 64 KB; mapped in pages of 16 KB, each segment begins with an end of the one before."""
+    monkeypatch.setattr(mmap, "PAGESIZE", 16384)
+    section = Section(0x25300, 0, [(0, 0x12340, 0), (0x12340, 0x2000, 0x22340)])
+    assert [section.place_in(start, offset) for start, offset in ((0x700000, 0), (0x720000, 0x10000))] == [0x725300] * 2
 
 
 def test_process_without_event_loops() -> None:
