@@ -29,7 +29,7 @@ threading: only the Python function tells which of both it is."""
 
 SCRIPTS = {
     "sh-fifo": "mkfifo fifo; sh -c 'sleep 0.2; echo >fifo' & read x <fifo",
-    "sh-wait": "sleep 0.2 & wait",
+    "sh-wait": "sleep $NAP & wait",
     "sh-stopped": 'sh -c "sleep 0.3; kill -CONT $$" & kill -STOP $$',
     "sh-chroot": 'mkdir -p inside; cp "$NAMELESS" inside/exam; exec chroot inside /exam chrooted',
     "sh-quota": """
@@ -42,9 +42,11 @@ SCRIPTS = {
         g=/sys/fs/cgroup/memory; [ -e $g/memory.limit_in_bytes ] || g=/sys/fs/cgroup
         echo +memory >$g/cgroup.subtree_control; mkdir $g/exam-$$; group=$g/exam-$$
         echo 6000000 >$group/memory.limit_in_bytes || echo 6000000 >$group/memory.max
-        sh -c "echo \\$\\$ >$group/cgroup.procs; exec dd if=/dev/zero of=big bs=1M count=60"
+        sh -c "echo \\$\\$ >$group/cgroup.procs; exec dd if=/dev/zero of=big bs=1M count=60 $SYNC"
         rm big; rmdir $group""",
 }
+# A disk in the memory of a slow machine's host has written as fast as dd does: dd waits for the last blocks there.
+SLOW = f"NAP={0.2 * min(PATIENCE, 10)} SYNC={'conv=fsync' * (PATIENCE > 1)}"
 FUTEX = "a futex of several threads that only others wake"
 REASONS = {
     "CPython: the next item of a queue": "py-queue",
@@ -103,10 +105,11 @@ def test_what_each_thread_waits_for(programs: dict[str, Path], tmp_path: Path, f
     if form == "named":
         scripts = [tmp_path / name for name in SCRIPTS]
         for script in scripts:
-            script.write_text(f"#!/bin/sh\nNAMELESS={programs['nameless']}\n{SCRIPTS[script.name]}\n")
+            script.write_text(f"#!/bin/sh\nNAMELESS={programs['nameless']} {SLOW}\n{SCRIPTS[script.name]}\n")
             script.chmod(0o755)
-        all_of_them = (
-            'exam=$1 python=$2; shift 2; for script; do "$script" & done; "$exam" & /usr/bin/python3 "$python"; wait'
+        all_of_them = (  # sh-wait is not to wait for the disk, that sleep(1) is on
+            'sleep 0; exam=$1 python=$2; shift 2; for script; do "$script" & done; "$exam" & '
+            '/usr/bin/python3 "$python"; wait'
         )
         command = ["sh", "-c", all_of_them, "sh", programs[form], WORKLOAD / "exam.py", *scripts]
     reason_of = {comm: reason for reason, comms in REASONS.items() for comm in comms.split()}

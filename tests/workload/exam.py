@@ -136,7 +136,7 @@ threads = [
     part("py-event", event.wait),
     part("py-sleep", time.sleep, 0.2),
     part("py-select", select.select, [], [], [], 0.2),
-    part("py-subprocess", subprocess.run, ["sleep", "0.2"]),
+    part("py-subprocess", subprocess.run, ["sleep", str(0.2 * SLOWER)]),
     part("py-asyncio", asyncio.run, asyncio.sleep(5 * HOLD_S)),
     part("py-async-lock", asyncio.run, contend_tasks()),
     part("py-barrier", wait_twice, barrier, 0),
