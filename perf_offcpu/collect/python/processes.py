@@ -164,7 +164,9 @@ class PythonProcesses(MappingFollower):
         key = key_of(item[0], item[4], item[5])
         if key not in self._files:
             for _, answer in ask_each(self._helper, [item], self._avoided, self.meanwhile):
-                if answer.is_stuck or answer.value is None:  # stuck, or the process has ended
+                if answer.is_stuck:
+                    return {"section": (0, 0, []), "offsets": {}}  # counted; asked again for another process
+                if answer.value is None:  # the process has ended
                     return None
                 if len(self._files) >= MOST_KNOWN:
                     self._files.clear()
