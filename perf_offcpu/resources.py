@@ -3,8 +3,6 @@
 next to the package, as in a kernel tool's tree; a wheel carries it inside the package. Both are real directories: bcc
 hands the path to clang."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -23,7 +21,7 @@ PROGRAM = "off_cpu.bpf.c"
 _METADATA = re.compile(r"perf_offcpu-([0-9][\w.+!-]*)\.dist-info")
 
 
-def bpf_dir() -> Path:
+def bpf_dir() -> "Path":
     """Return the directory of off_cpu.bpf.c and include/; raise CapabilityError if the installation lacks it."""
     from pathlib import Path
 

@@ -5,8 +5,6 @@ the Container Runtime Interface tells it (unix:/run/containerd/containerd.sock; 
 Answers are not trusted: their size, time and texts are bounded. Names of containers that have ended are kept for
 segments that are decoded later. Source: ListContainers of cri-api, pkg/apis/runtime/v1/api.proto."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -59,7 +57,7 @@ class ContainerAsker(Worker):
         self.worked("names of containers are known again")
 
 
-def containers_at(place: str) -> dict[str, ContainerNames]:
+def containers_at(place: str) -> "dict[str, ContainerNames]":
     """Return the names of the containers that a CRI socket has, by id. Raise what gRPC raises if it gives no answer."""
     from perf_offcpu.dataset.rows import ContainerNames
     from perf_offcpu.push.answers import last_field, submessages

@@ -7,8 +7,6 @@ The account is written after segment and messages, and the recording is removed 
 killed in between, the next one delivers the recording again: segment and messages get the same names and
 replace the first ones. A recording that is already in the account is only removed."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

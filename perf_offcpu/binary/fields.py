@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Types and rows of layouts (`layout.Layout`): integers, names, arrays, and when a field is there."""
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
@@ -53,7 +51,7 @@ class Structure(Protocol):
     """The protocol of a layout that is the type of a field, a nested struct (`layout.Layout`)."""
 
     name: str
-    fields: tuple[Field, ...]
+    fields: "tuple[Field, ...]"
 
 
 Type: TypeAlias = Int | Special | Structure

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """perf-offcpu agent: record all the time, and write segments into a dataset or push them to servers."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 from dataclasses import replace
@@ -19,7 +17,7 @@ _OWN: Final = ("check", "config", "duration", "quiet", "record", "takeover")
 _WIDTH: Final = len("deferred callchains")  # the longest name of a part
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the verb's options."""
     parser = add_verb(subparsers, "agent", usage="perf-offcpu agent [OPTIONS] [-- OPTIONS OF RECORD]")
     many = dict.fromkeys(("push", "push_header_file", "label"), {"action": "append"})
@@ -69,7 +67,7 @@ def _check(args: argparse.Namespace) -> int:
     return 1 if State.MISSING in states else 0
 
 
-def config_of(args: argparse.Namespace) -> AgentConfig:
+def config_of(args: argparse.Namespace) -> "AgentConfig":
     """Return the configuration of a command line and its file; raise UsageError for an invalid value."""
     from perf_offcpu.agent.config import load_config
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """perf-offcpu completion: print a completion script for a shell, which shtab writes from the parsers."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +11,7 @@ _DIRECTORIES = frozenset(("DIR", "DATASET"))
 _FILES = frozenset(("FILE", "OUT", "OLD", "ARCHIVE"))
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the verb's options."""
     parser = add_verb(subparsers, "completion")
     parser.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="the shell")

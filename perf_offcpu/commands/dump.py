@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """perf-offcpu dump: print every record of a recording as text."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 
@@ -10,7 +8,7 @@ from perf_offcpu.commands.shared.files import add_one_input, check_ownership, no
 from perf_offcpu.commands.shared.parsers import add_verb
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the verb's options."""
     add_one_input(add_verb(subparsers, "dump"))
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """perf-offcpu inject: rewrite a recording so that any perf shows its off-cpu samples and callchains."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 
@@ -11,7 +9,7 @@ from perf_offcpu.commands.shared.parsers import add_options, add_verb
 from perf_offcpu.errors import UsageError
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the verb's options."""
     parser = add_verb(subparsers, "inject")
     files.add_one_input(parser)

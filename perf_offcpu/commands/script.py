@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """perf-offcpu script: print samples as text, as perf script does."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 import textwrap
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
     from perf_offcpu.model.profile import Profile
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the verb's options."""
     dashed = {"-F": "--fields", "--fields": "--fields"}
     parser = add_verb(subparsers, "script", epilog=_describe_fields(), dashed_values=dashed)
@@ -54,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _profile(args: argparse.Namespace) -> Profile:
+def _profile(args: argparse.Namespace) -> "Profile":
     from perf_offcpu.analysis.select import select_events
 
     events = shared.split_list(args.event)

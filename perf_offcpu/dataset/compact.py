@@ -12,8 +12,6 @@ folders by itself can see rows twice between steps 3 and 4. A segment that is de
 is not written again, because the note names it. Samples, budgets, hosts, losses and gaps are sorted by (host,
 time); of stacks and frames one row of each id is kept."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 from collections.abc import Iterator
@@ -60,7 +58,7 @@ class Compacted:
     bytes_before: int = 0
     bytes_after: int = 0
 
-    def add(self, other: Compacted) -> None:
+    def add(self, other: "Compacted") -> None:
         """Add the counts of another folder."""
         for name in ("hours", "files", "rows", "bytes_before", "bytes_after"):
             setattr(self, name, getattr(self, name) + getattr(other, name))

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Open the tables of a dataset as expressions of Ibis, each at its first use."""
 
-from __future__ import annotations
-
 import decimal
 import math
 import re
@@ -37,7 +35,7 @@ class Tables:
 
     path: str  # of the dataset, as the user named it
     engine: Engine
-    dataset: Dataset | None  # None for a database, which has tables under the same names
+    dataset: "Dataset | None"  # None for a database, which has tables under the same names
     opened: dict[str, Any]  # name → ibis Table
 
     def table(self, name: str) -> Any:

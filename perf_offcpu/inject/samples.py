@@ -7,8 +7,6 @@ What the ordinary fields of a re-typed sample cannot say (state, waker, number o
 data: the payload of Documentation/payload-format.md with pid and tid in the right order. Sums that upstream perf wrote
 without a time, and waits that follow from context switches, get an extension, too."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import field, replace
 from typing import Any
@@ -74,7 +72,7 @@ class SampleBatch:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def take(self, chosen: Bool) -> SampleBatch:
+    def take(self, chosen: Bool) -> "SampleBatch":
         """Return the samples where `chosen` (bool[n]) is True."""
         if chosen.all():
             return self

@@ -18,8 +18,6 @@ The rules are perf's, so that both tools print the same name (tools/perf/util/sy
 perf keeps overlapping symbols in a tree whose shape decides which one is found. Here the innermost wins, which is the
 last to start; after its end, the one that reaches furthest. A label of size 0 inside a function never wins."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -88,7 +86,7 @@ class SymbolTable:
         return dict(zip(_COLUMNS, (self.start, self.end, reach, self._name, strings), strict=True))
 
     @classmethod
-    def from_columns(cls, columns: Mapping[str, NDArray[Any]]) -> SymbolTable | None:
+    def from_columns(cls, columns: Mapping[str, NDArray[Any]]) -> "SymbolTable | None":
         """Return the table of the arrays that `columns` made, without `source`; None if they do not fit."""
         if any(name not in columns or columns[name].dtype != kind for name, kind in _COLUMNS.items()):
             return None
@@ -100,7 +98,7 @@ class SymbolTable:
         table._strings, table.source = strings.data, np.empty(0, np.int32)
         return table
 
-    def take(self, rows: I64) -> SymbolTable:
+    def take(self, rows: I64) -> "SymbolTable":
         """Return a table of `rows`, which ascend, with only the bytes of their names."""
         text = np.append(np.frombuffer(self._strings, np.uint8), np.uint8(0))
         ends, begins = np.flatnonzero(text == 0) + 1, self._name[rows].astype(np.int64)

@@ -9,8 +9,6 @@
 before the chunk that holds these records is yielded. Compressed records are yielded decompressed. Damage is counted in
 `counters`; the module `header` says which damage raises."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os
@@ -69,14 +67,14 @@ class PerfDataReader:
 
     @classmethod
     @contextlib.contextmanager
-    def repeatable(cls, path: str | os.PathLike[str]) -> Iterator[Callable[[], PerfDataReader]]:
+    def repeatable(cls, path: str | os.PathLike[str]) -> "Iterator[Callable[[], PerfDataReader]]":
         """Open a recording that is read several times, a pipe too (its copy is kept in TMPDIR). Yields a function that
         returns a new reader at the beginning; do not use earlier readers after that. Raises FormatError as `open`,
         RecordingError if there is no room for the copy."""
         directory, main = _parts_of(str(path))
         source = open_source(main, seekable=True, fifo=not directory)
 
-        def again() -> PerfDataReader:
+        def again() -> "PerfDataReader":
             source.stream.seek(0)
             return cls(source, directory)
 

@@ -18,8 +18,6 @@ Waits are cut into parts that servers accept. A value is off-CPU time in ns of o
 samples become labels of series in Pyroscope (5000 series by default) and columns in Parca, so samples have two labels
 only: comm and class of the wait. Threads, objects and other details stay in recordings and datasets."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json
@@ -66,7 +64,7 @@ class Waits:
     profile: Profile
     content: Content  # one type; label sets in OpenTelemetry's spelling
 
-    def take(self, rows: I64) -> Waits:
+    def take(self, rows: I64) -> "Waits":
         """Return the waits of some samples, in the order of `rows`."""
         content, label_set = self.content, self.content.label_set[rows]
         first, group_of = group(label_set)

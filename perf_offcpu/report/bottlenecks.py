@@ -3,8 +3,6 @@
 end at [CPU] and are summed from the threads' budgets. Timers rank without the sleepers' own waits, which hold up no
 other thread."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -121,7 +119,7 @@ def _longest_first(times: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
     return sorted(times, key=lambda item: (-item[1], item[0]))
 
 
-def _bottleneck(component: Component, graph: Any, stacks: _Stacks) -> Bottleneck:
+def _bottleneck(component: Component, graph: Any, stacks: "_Stacks") -> Bottleneck:
     members = set(component.members)
     behind, passed_on = Counter[str](), Counter[str]()
     for waiter, target, facts in graph.edges(data=True):

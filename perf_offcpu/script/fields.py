@@ -3,8 +3,6 @@
 perf has mean what they mean there (tools/perf/Documentation/perf-script.txt). The project's own fields show only on
 off-cpu samples, as `key=value`, `-` where unknown. Fields of perf that say nothing of waits are left to perf script."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -38,7 +36,7 @@ class FieldChoice:
 
     shown: frozenset[str] = frozenset(DEFAULT_FIELDS)  # names of fields
     asked: frozenset[str] = frozenset()  # fields that the user named, shown even where an event lacks them
-    of_type: Mapping[str, FieldChoice] = field(default_factory=dict)  # type of events → their choice
+    of_type: "Mapping[str, FieldChoice]" = field(default_factory=dict)  # type of events → their choice
 
     def has(self, *names: str) -> bool:
         """Return True if any of these fields is shown."""

@@ -11,8 +11,6 @@ The frame of the local function returns to the program, and the instruction befo
 `sem_clockwait`. A function that the dynamic linker looked up counts only if the file of the frame exports its name;
 otherwise another file had put its own function in front. In the same file, one counts with a symbol at its address."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Final, NamedTuple
@@ -105,7 +103,7 @@ def _used(count: int, *columns: I64) -> I64:
     return np.flatnonzero(used)
 
 
-def _symbols(code: _Code, inner: I64, outer: I64, strings: Strings) -> I64:
+def _symbols(code: "_Code", inner: I64, outer: I64, strings: Strings) -> I64:
     """Return int64[n], strings: the name for location inner[i] by the call before its caller outer[i]; 0 if unknown."""
     symbols, calls = np.zeros(len(inner), np.int64), code.calls(_used(len(code.dso), outer))
     has_call = np.zeros(len(code.dso), np.bool_)

@@ -2,8 +2,6 @@
 """Declare the wait classes: numbers here; meaning and rules in wait_classes.toml, whose head says how they are applied.
 Options, reports, converters and Documentation/wait-classes.md are made from this table."""
 
-from __future__ import annotations
-
 import enum
 import functools
 import re

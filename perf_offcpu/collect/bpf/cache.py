@@ -15,8 +15,6 @@ The recorder has every right on the machine, so it loads programs only from a di
 root) can have written to; each directory above it is checked, too. The content is checked for consistency, and then by
 the kernel's verifier as any other program is."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import errno
@@ -87,7 +85,7 @@ class ProgramCache:
         self._files = files
 
     @classmethod
-    def usual(cls) -> ProgramCache | None:
+    def usual(cls) -> "ProgramCache | None":
         """Return the user's cache of programs; None if `DiskCache.usual` finds no directory for it."""
         files = DiskCache.usual(_KIND, LIMIT)
         return None if files is None else cls(files)

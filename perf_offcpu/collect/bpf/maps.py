@@ -9,8 +9,6 @@ block: entries that are added meanwhile are in the next drain.
 Draining blocks for an RCU grace period: some 10 ms, on a busy machine many seconds. A thread of its own does that and
 empties the maps, so that the caller can go on emptying the rings."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import itertools
@@ -51,7 +49,7 @@ class UserStacks:
     ips: NDArray[np.uint64]
 
     @classmethod
-    def pack(cls, hashes: NDArray[np.uint64], stacks: NDArray[Any]) -> UserStacks:
+    def pack(cls, hashes: NDArray[np.uint64], stacks: NDArray[Any]) -> "UserStacks":
         """Build from n map entries: `hashes` in any order, and `stacks`, `struct offcpu_stack` rows in that order."""
         order = np.argsort(hashes)
         lengths = stacks["nr"][order].astype(np.int64)

@@ -13,8 +13,6 @@ Source: tools/perf/util/parse-events.c, evsel.c (names) and pmu.c, include/uapi/
 Documentation/ABI/testing/sysfs-bus-event_source-devices-{format,events}."""
 
 # direct in this module: files of /sys, whose names are checked
-from __future__ import annotations
-
 import functools
 import operator
 import re
@@ -114,7 +112,7 @@ class SamplingEvent:
         """True for a tracepoint, whose samples hold raw data of its own format."""
         return self.type == PerfType.TRACEPOINT
 
-    def fallback(self) -> SamplingEvent | None:
+    def fallback(self) -> "SamplingEvent | None":
         """Return the event to use where the hardware does not count this one: cpu-clock for cycles, else None."""
         if (self.type, self.config) != (PerfType.HARDWARE, CYCLES):
             return None

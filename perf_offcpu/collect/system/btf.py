@@ -11,8 +11,6 @@ name that the kernel has.
 
 Format: Documentation/bpf/btf.rst and include/uapi/linux/btf.h of the kernel. Byte order is the machine's."""
 
-from __future__ import annotations
-
 import functools
 import re
 import struct
@@ -63,7 +61,7 @@ class Btf:
         self._words = memoryview(data)[types].cast("I")
 
     @classmethod
-    def load(cls, path: Path = VMLINUX_BTF) -> Btf:
+    def load(cls, path: Path = VMLINUX_BTF) -> "Btf":
         """Read the running kernel's BTF. Raises CapabilityError: the kernel has none; FormatError: it is damaged."""
         try:
             data = read_kernel(str(path))

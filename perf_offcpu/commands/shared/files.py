@@ -2,8 +2,6 @@
 """Files of a verb: the one recording that it reads, and its output, which appears complete or not at all. `open_output`
 serves text and converters, `write_recording` recordings, whose writer seeks back."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import errno
@@ -151,7 +149,7 @@ class NamedFile(io.FileIO):
         super().__init__(fd, "wb")
         self.shown = shown
 
-    def write(self, data: ReadableBuffer, /) -> int:
+    def write(self, data: "ReadableBuffer", /) -> int:
         """Write as FileIO does."""
         with _errors_name(self.shown):
             return super().write(data)

@@ -10,8 +10,6 @@ Options are declared in the table next to this module, a line each (`add_options
 
 An option without a metavar is a switch. A line without a leading dash continues the text of the option above."""
 
-from __future__ import annotations
-
 import argparse
 import functools
 import importlib
@@ -131,7 +129,7 @@ def help_texts() -> dict[str, dict[str, str]]:
 
 
 def add_verb(
-    subparsers: argparse._SubParsersAction[argparse.ArgumentParser], verb: str, **options: Any
+    subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]", verb: str, **options: Any
 ) -> argparse.ArgumentParser:
     """Add the parser of a verb, with help and description of the table; return it. `options`: as of Parser."""
     texts = help_texts()[verb]

@@ -8,8 +8,6 @@ A tracepoint's sample is taken in the thread that goes out or that wakes another
 thread's. The offsets of the fields in its raw data, and the states that the bits of prev_state mean, are in
 the recording (`perfdata.tracing_data`)."""
 
-from __future__ import annotations
-
 import enum
 import re
 from collections.abc import Sequence
@@ -137,7 +135,7 @@ class SwitchDecoder:
         is_known = tracepoint is not None and tracepoint.system == "sched" and tracepoint.name in _TRACEPOINTS
         return tracepoint if is_known else None
 
-    def _of_tracepoint(self, tracepoint: TracepointFormat, raw: _Raw, samples: Samples) -> Switches:
+    def _of_tracepoint(self, tracepoint: TracepointFormat, raw: "_Raw", samples: Samples) -> Switches:
         kind = _TRACEPOINTS[tracepoint.name]
         switches = _rows(samples, kind)
         if kind == SwitchKind.SWITCH:

@@ -3,8 +3,6 @@
 none (exec), and adds to them. A mapping that replaces another begins a new version of the space, so that within one
 version no two mappings overlap and any address has one answer."""
 
-from __future__ import annotations
-
 import bisect
 from dataclasses import field
 from typing import NamedTuple
@@ -37,11 +35,11 @@ class Mapping(NamedTuple):
     pgoff: int
     dso: int
 
-    def cut(self, start: int, end: int) -> Mapping:
+    def cut(self, start: int, end: int) -> "Mapping":
         """Return the part of the mapping within [start, end)."""
         return Mapping(start, end, self.pgoff + (start - self.start), self.dso)
 
-    def agrees(self, other: Mapping) -> bool:
+    def agrees(self, other: "Mapping") -> bool:
         """Return whether both map every address to the same place in the same file."""
         return self.dso == other.dso and self.pgoff - self.start == other.pgoff - other.start
 

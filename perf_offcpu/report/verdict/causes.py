@@ -2,8 +2,6 @@
 """Find the causes of waits, with their functions, threads, objects and peers, by sums over cells. A cause is a wait
 class, or a rule of a program, whose words it then has. Weights are in ns."""
 
-from __future__ import annotations
-
 import enum
 from typing import Final, NamedTuple
 
@@ -115,7 +113,7 @@ class Cells(NamedTuple):
     runq: I64  # waiting for a CPU
     waits: I64  # number of waits
 
-    def take(self, rows: Bool | I64) -> Cells:
+    def take(self, rows: Bool | I64) -> "Cells":
         """Return the cells of a mask or of row numbers."""
         return Cells(*(column[rows] for column in self))
 

@@ -13,8 +13,6 @@ variables are those of functions (`objects.symtab`), with the roles exchanged: d
 functions only bound them. Labels without a type (`__bss_start`, `_edata`) name no variable. Variables of
 threads (.tdata, .tbss) lie elsewhere in each thread and are left out by their type."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -111,7 +109,7 @@ def futex_names(
     return result
 
 
-def _name(object_row: ObjectRow, variable: Variable | None, file: str, noun: str, function: str) -> FutexName:
+def _name(object_row: ObjectRow, variable: "Variable | None", file: str, noun: str, function: str) -> FutexName:
     via = f" (via {function})" if function else ""
     if variable and variable.symbol:
         whole = variable.size <= _NOUNS.get(noun, _OTHER_NOUN).size
