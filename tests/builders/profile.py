@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Profiles made by hand, for tests of everything that takes one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -89,7 +87,7 @@ class ProfileBuilder:
     def sample(
         self, comm: str | bytes, path: Stack, weight: int, *, event: str = OFFCPU, tid: int = 100, pid: int = 100,
         flags: SampleFlag | None = None, waker_path: Stack | None = None, **columns: Any,
-    ) -> ProfileBuilder:  # fmt: skip
+    ) -> "ProfileBuilder":  # fmt: skip
         """Add one sample. Paths are root first: `path` is empty for a sample without stack, `waker_path` is the
         waker's. `weight` is its period; `flags` are besides OFFCPU, which samples of `offcpu-time` always have;
         `columns` are other columns of ProfileSamples."""

@@ -3,8 +3,6 @@
 out by a format text that goes into the recording, so that kernels of any age, word size and byte order can be
 played."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -50,12 +48,12 @@ class SwitchTable:
         return len(self.time_ns)
 
     @classmethod
-    def of(cls, columns: Iterable[Any], chains: Ragged) -> SwitchTable:
+    def of(cls, columns: Iterable[Any], chains: Ragged) -> "SwitchTable":
         """Make a table of its columns, in their order, and callchains."""
         time_ns, cpu, prev_pid, next_pid, prev_state = (np.asarray(column) for column in columns)
         return cls(time_ns, cpu, prev_pid, next_pid, prev_state, chains)
 
-    def part(self, rows: slice) -> SwitchTable:
+    def part(self, rows: slice) -> "SwitchTable":
         columns = (self.time_ns, self.cpu, self.prev_pid, self.next_pid, self.prev_state)
         chains = self.chains.take(np.arange(len(self))[rows]) if len(self.chains) else self.chains
         return SwitchTable.of([np.asarray(values)[rows] for values in columns], chains)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: one line for an error, exit status, instant help."""
 
-from __future__ import annotations
-
 import argparse
 import gzip
 import os
@@ -33,7 +31,7 @@ def verb(monkeypatch: pytest.MonkeyPatch) -> Callable[[Run], None]:
     def make(run: Run) -> None:
         module = types.ModuleType("perf_offcpu.commands.fake")
 
-        def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+        def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
             subparsers.add_parser("fake").add_argument("--number", type=int)
 
         module.add_parser, module.run = add_parser, run  # type: ignore[attr-defined]
