@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sections of call frame information made by hand, and tables of them. Written with struct, on purpose not with the
-code that reads them."""
+"""Sections of call frame information, and tables of them, made with struct: not with the code that reads them."""
 
 import struct
 

@@ -60,8 +60,7 @@ def delivers(command: str) -> bool:
 
 
 def run(command: str, directory: Path, environment: Mapping[str, str] = os.environ) -> str:
-    """What a command printed, in a directory; a complaint with it if any part of it failed. A command of this program
-    alone runs without the cost of a start."""
+    """What a command printed, in a directory; a complaint if a part of it failed. This program runs without a start."""
     if is_alone(command) and environment is os.environ:
         alone = program.run(*shlex.split(command)[1:], cwd=directory, timeout_s=120)
         return alone.stdout + alone.stderr

@@ -70,8 +70,7 @@ def assert_same(before: Recording, after: Recording) -> None:
 
 def assert_same_but_retyped(before: Recording, after: Recording) -> None:
     """Equal but for flags that say how things were recorded; sums without a time may stand in another order. A thread
-    ends after its last wait. Address spaces of samples are not compared: a deferred callchain may have been walked
-    after an exec."""
+    ends after its last wait. Address spaces are not compared: a deferred callchain may be of after an exec."""
     timed = [one.samples.time_ns >= 0 for one in (before, after)]
     assert _rows(before, timed[0]) == _rows(after, timed[1])
     assert Counter(_rows(before, ~timed[0])) == Counter(_rows(after, ~timed[1]))

@@ -14,8 +14,7 @@ _FIELD = re.compile(r"^  (?P<name>\w+)(?:\[\d+\])?: (?P<value>.*)$")
 
 @dataclass
 class Dumped:
-    """A record: where it lies and what it says; `fields` has a list of texts for each field's lines. Only the record's
-    own fields are there, not those of a raw payload."""
+    """A record: where it lies and what it says; `fields`: texts of each own field's lines, without a raw payload's."""
 
     origin: str
     offset: int

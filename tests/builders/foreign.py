@@ -137,8 +137,7 @@ def _turned_sample(payload: bytes, spec: EventSpec, formats: dict[int, Tracepoin
 
 
 def turned_tracepoint(raw: bytes, one: TracepointFormat) -> bytes:
-    """The structure of a tracepoint, each number of its own turned; comms and other arrays of bytes stay. A __data_loc
-    is a u32 like any other. What it leads to must be text."""
+    """The structure of a tracepoint, each number turned; arrays of bytes stay. A __data_loc leads to text."""
     data = bytearray(raw)
     for field in one.fields.values():
         if field.type is not None:

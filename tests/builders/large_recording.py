@@ -2,8 +2,7 @@
 """Large perf.data files that look like real ones, written in bounded memory. A machine under load for some minutes:
 off-CPU waits as raw samples (half of all), cpu-clock samples, some of whose user callchains are deferred, and processes
 that start, map their libraries and end all the time. Callchains are random walks in a call graph: few hot ones, many
-rare ones. CPUs take turns in filling the file, as `perf record` drains one ring after the other, so that the file is in
-order only by ring."""
+rare ones. CPUs take turns in filling the file, as `perf record` drains rings."""
 
 from collections.abc import Iterator
 from itertools import chain
@@ -41,8 +40,8 @@ def write_large_recording(
 ) -> None:  # fmt: skip
     """Write a recording of `samples` samples, half of them off-cpu waits, of `processes` that live all the time, with 8
     threads each. `deferred` is the share of the cpu-clock samples whose user callchain comes later; `storm` the number
-    of short-lived processes per sample, each of which brings 13 side-band records; `stacks` the number of different
-    callchains, of `depth` frames."""
+    of short-lived processes per sample, each with 13 side-band records; `stacks` the number of callchains, of `depth`
+    frames."""
     rng = np.random.default_rng(seed)
     maker = _Maker(rng, _chains(rng, stacks, depth), processes, deferred, storm)
     pieces = (

@@ -135,8 +135,7 @@ def content(path: str) -> bytes:
 def survive(data: bytes, *, rewriting: bool = True, showing: bool = True) -> float:
     """Read and dump a recording, as a user does, and return the longest time that one of it took, s. Own errors are
     answers, too: raises whatever is no `PerfOffcpuError`, and AssertionError for a Recording that is not well-formed.
-    `rewriting` injects it, too; `showing` prints it, too: with all fields, as a report, as folded stacks
-    (`builders.shown`)."""
+    `rewriting` injects it, too; `showing` prints it (`builders.shown`)."""
     with as_file(data) as path:
         work: list[Callable[[], object]] = [lambda: load_recording(path).check(), lambda: _dump(str(path))]
         if rewriting:

@@ -55,8 +55,7 @@ def _code(word: str) -> Code:
 
 @dataclass
 class ProfileBuilder:
-    """Collects samples, then builds a checked Profile. `events` are names in order, with their units, `meta` fields of
-    Meta, `build_ids` is dso → build-id."""
+    """Collects samples, then builds a checked Profile. `events`: name → unit; `meta`: fields; `build_ids`: by dso."""
 
     events: dict[str, str] = field(default_factory=lambda: {OFFCPU: "ns", "cpu-clock": "ns"})
     losses: Mapping[Any, int] = field(default_factory=dict)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run perf-offcpu in a process of its own, without the cost of a start. Most of a short run is imports. Here a process
 that has imported everything forks for each run, which has its own memory, descriptors, environment and exit status as
-any other. How the program starts is left to the tests that start it (`PROGRAM`, tests/unit/test_cli.py,
-tests/package)."""
+any other. How it starts is left to tests of that (`PROGRAM`, tests/unit/test_cli.py, tests/package)."""
 
 import atexit
 import functools

@@ -36,8 +36,7 @@ def _options() -> SymbolizeOptions:
 
 
 def show(path: str, merge: bool = True) -> None:
-    """Script, report and fold a recording; `merge` puts deferred callchains to their samples. Raises PerfOffcpuError if
-    it is none, or there is nothing to show."""
+    """Script, report and fold a recording; `merge` completes deferred callchains. Raises PerfOffcpuError."""
     options, recording = _options(), load_recording(path, merge=merge, snapshots=True)
     recording = unwind(recording, Search.usual(options.symfs, options.buildid_dir))
     profile = symbolize(deferred_as_samples(recording), options)

@@ -36,8 +36,7 @@ def complaints(stderr: str) -> str:
 
 
 def perf(*arguments: str | Path, quiet: bool = False, cwd: Path | None = None) -> str:
-    """Return the output of stock perf, which must succeed and, if `quiet`, complain of nothing. perf prints raw bytes
-    as they are: its output need not be UTF-8."""
+    """Return the output of stock perf, maybe not UTF-8; it must succeed and, if `quiet`, complain of nothing."""
     done = subprocess.run(
         ["perf", *arguments], cwd=cwd, capture_output=True, text=True, errors="surrogateescape", timeout=120,
         check=False,
@@ -50,8 +49,7 @@ Totals = Counter[tuple[str, ...]]
 
 
 def with_names(totals: Totals, recording: Recording, place: int) -> Totals:
-    """Totals by thread name with the names that perf 7 has forgotten at a thread's EXIT and prints as ":TID". `place`
-    is where in the keys the name stands."""
+    """Totals by thread name, also those that perf 7 forgets at EXIT, ":TID". `place`: of the name in keys."""
     samples, strings = recording.samples, recording.strings
     pairs = zip(samples.tid.tolist(), samples.comm.tolist(), strict=True)  # by time: the last counts
     names = {f":{tid}": strings[comm] for tid, comm in pairs if comm >= 0 and strings[comm]}

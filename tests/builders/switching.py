@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recordings of the tracepoint sched_switch, as `perf record -e sched:sched_switch -g -a` writes them. Raw data is laid
-out by a format text that goes into the recording, so that kernels of any age, word size and byte order can be
-played."""
+out by a format text in the recording, of any age, word size and byte order."""
 
 import struct
 from collections.abc import Iterable

@@ -19,8 +19,7 @@ FRAME_FIELDS = ("ip", "sym", "dso")
 
 @dataclass(frozen=True)
 class Difference:
-    """A field of a sample, or of one of its frames, that differs between perf and us. `field` is "missing" for a frame
-    that only perf has, "extra" for one that only we have."""
+    """A field of a sample or frame that differs from perf's. `field`: "missing" for one of perf, "extra" for ours."""
 
     field: str
     perf: Printed

@@ -75,8 +75,7 @@ def test_a_command_that_reads(
 
 @pytest.mark.parametrize("where", DELIVERING)
 def test_a_command_that_delivers_has_known_options(where: str) -> None:
-    """Servers, time and a kernel are missing here: tests/kernel/test_agent.py, test_dataset.py and test_top.py run the
-    verbs."""
+    """Servers, time and a kernel are missing here: tests/kernel (test_agent, test_dataset, test_top) runs these."""
     _, verb, *words = shlex.split(DELIVERING[where])
     parser = make_parsers((verb,))[1][verb]
     args = parser.parse_args(parser.attached(words))

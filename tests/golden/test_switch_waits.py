@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Waits derived from tracepoints, compared with perf 7.2's text of the same recording. The expected waits come from the
-text alone, by a loop over its lines: previous thread, its state, next thread; perf's symbols show wake-ups by
-interrupts."""
+text alone, by a loop over its lines; perf's symbols show wake-ups by interrupts."""
 
 import lzma
 import re

@@ -98,8 +98,7 @@ class Place:
         assert len(set(timed)) == len(timed)
 
     def check_gaps(self, spans: list[tuple[int, int]]) -> None:
-        """Check that each time between two segments is a row of gaps, or one for each of its causes, and that these are
-        counted."""
+        """Check that each time between segments is a row of gaps, or one for each cause, and that these are counted."""
         rows = sorted(self.rows("gaps", ["begin_ns", "end_ns", "cause"]))
         between = [begin - end for (_, end), (begin, _) in zip(spans, spans[1:], strict=False) if begin > end]
         begins = {begin for begin, _, _ in rows}

@@ -27,8 +27,7 @@ def cpp(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def recorded_waiter(waiter: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recording of the workload with sums, budgets, on-CPU samples, and stacks as they are sent: test_unwind.py has
-    tests of copies, which inject unwinds."""
+    """A recording of the workload with sums, budgets, on-CPU samples, and stacks as they are sent."""
     path = tmp_path_factory.mktemp("recorded_waiter") / "perf.data"
     run("record", "--call-graph", "fp", "-o", path, "--", waiter, "--rounds", "5", cwd=path.parent)
     return path

@@ -106,8 +106,7 @@ def _recording(maps: bytes) -> Recording:
 
 
 def random_stops(command: list[str], number: int, seed: int = 6) -> Iterator[Stop]:
-    """Yield threads of a command at random moments; it is started again if it ends, or if gdb shows nothing, but not
-    for ever."""
+    """Yield threads of a command at random moments; it is started again, not for ever, if it ends or gdb shows none."""
     moments, seen = random.Random(seed), 0
     for _ in range(number):
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The guide's fourth and fifth investigation: without its cause, each program takes as much less time as the path says,
-within 20 %."""
+"""The guide's fourth and fifth investigation: without its cause, each takes as much less time as the path says, within
+20 %."""
 
 import re
 import shutil

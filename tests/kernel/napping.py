@@ -164,8 +164,7 @@ def is_in(program: Path, function: str, address: int) -> bool:
 
 def about(total_ns: int, tally: Tally) -> bool:
     """Compare with 2 % or 200 us a wait, and with the time that preemption next to its waits may have taken. The way
-    from reading the clock to the switch and back takes longer on slower machines, and 10 ms where the host takes the
-    CPU away once."""
+    from reading the clock to the switch and back takes longer on slower machines."""
     beside = max(0.02 * tally.ns, 200_000 * tally.waits * PATIENCE) + 10 * MS * (tally.preemptions + 1) * PATIENCE
     return -0.02 * tally.ns <= tally.ns - total_ns <= beside
 

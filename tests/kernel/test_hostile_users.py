@@ -74,8 +74,7 @@ def of_nobody(*words: str | bytes | Path, cwd: Path) -> Iterator[subprocess.Pope
 def root(
     *words: str | Path, cwd: Path, home: Path | None = None, status: int | None = 0, **variables: str | Path
 ) -> subprocess.CompletedProcess[bytes]:
-    """Let root run perf-offcpu, as `sudo -E` does where a home is given: with the attacker's environment. It has to end
-    with a status; None allows any."""
+    """Let root run perf-offcpu, as `sudo -E` with a home: with the attacker's environment. `status`: None is any."""
     environment = dict(os.environ)
     if home is not None:
         for name in ("XDG_CACHE_HOME", "PERF_BUILDID_DIR", "PERF_CONFIG", "DEBUGINFOD_CACHE_PATH"):

@@ -130,8 +130,7 @@ def test_deadlock_in_python_is_shown_as_by_gdb(tmp_path: Path) -> None:
 @pytest.mark.skipif(shutil.which("javac") is None, reason="no javac here (Debian: default-jdk-headless)")
 @pytest.mark.parametrize("compiler", ["-XX:TieredStopAtLevel=1", pytest.param("-XX:-TieredCompilation", marks=LONG)])
 def test_deadlock_in_java_is_shown_as_by_jstack(tmp_path: Path, compiler: str) -> None:
-    """Compiled functions, without frame pointer, have their names; each interpreted one is a frame of the
-    interpreter."""
+    """Compiled functions, without frame pointer, have their names; interpreted ones are frames of the interpreter."""
     subprocess.run(["javac", "-d", tmp_path, HUNG / "Abba.java"], check=True)
     compiled = ["-Xcomp", "-XX:CompileCommand=quiet", "-XX:CompileCommand=compileonly,Abba::*"]
     flags = [compiler, "-XX:-Inline"]  # a frame of each function

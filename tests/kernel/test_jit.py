@@ -91,8 +91,7 @@ OWN_TMP = (HERE / "own_tmp.sh").read_text()
     [(NOBODY, False), *(pytest.param(*row, marks=pytest.mark.long) for row in ((0, False), (0, True), (NOBODY, True)))],
 )
 def test_a_jvm_is_asked_for_names_and_frames(tmp_path: Path, user: int, inside: bool) -> None:
-    """A JVM without any flag, of any user, also with a pid and a /tmp of its own: compiled functions have their names
-    up to the root."""
+    """Of a JVM without flags, of any user, also with a pid and a /tmp of its own, compiled functions have names."""
     with contextlib.ExitStack() as stack:
         place = stack.enter_context(tempfile.TemporaryDirectory())  # all directories above tmp_path are root's alone
         subprocess.run(["javac", "-d", place, HERE / "Waits.java"], check=True, timeout=60)

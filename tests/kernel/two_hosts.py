@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two network namespaces, connected by a veth pair, the programs of tests/workload/objects/network.py there, and lost
-packets."""
+"""Two network namespaces, connected by a veth pair, with tests/workload/objects/network.py, and lost packets."""
 
 import os
 import subprocess

@@ -95,8 +95,8 @@ def each_of(names: Iterable[str]) -> list[str]:
 
 
 def find(name: str) -> tuple[Machine, str]:
-    """Return the machine of a kernel, and the newest release that begins with its version ("6.1", "7"); end with a
-    message if there is none."""
+    """Return the machine of a kernel, and the newest release that begins with its version ("6.1", "7"); exit without
+    one."""
     match = NAME.fullmatch(name)
     if match is None or (match[1] or AMD64.arch) not in MACHINES:
         die(f"no such kernel: {name}; a kernel is named [ARCH:]VERSION[-PAGES], ARCH {' or '.join(MACHINES)}")

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`scripts/suitetest`: the same tests with each Debian's perf, Python and bcc, on the running kernel. Emulation is not
 needed for that: a root of the suite (tests/vm/roots.py) becomes that of a mount namespace (by pivot_root: a chroot
-allows no user namespaces). It is the lower layer of an overlay, so the root stays as it is, and all mounts vanish with
-their namespace."""
+allows no user namespaces). It is the lower layer of an overlay, so it stays as it is."""
 
 import shlex
 import shutil

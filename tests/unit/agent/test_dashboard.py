@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dashboard and alert rules: they parse, and name metrics and labels that the agent has. The manifest of the DaemonSet,
-judged by the schema of Kubernetes."""
+"""Dashboard and alert rules parse, and name metrics and labels of the agent; the DaemonSet fits Kubernetes' schema."""
 
 import copy
 import itertools

@@ -24,8 +24,8 @@ UNKNOWN = ""
 
 
 def texts(*waits: dict[str, Any], inward: bool = False, name: str = "tcp 10.0.0.7:5432") -> list[str]:
-    """Return the texts of waits for one connection. `tcp`: facts besides QUIET, in a wait of 160 ms whose data was sent
-    at its begin and received at its end; none for None."""
+    """Return the texts of waits for one connection. `tcp`: facts besides QUIET, in a wait of 160 ms from sending to
+    receiving; none for None."""
     builder = ProfileBuilder(meta={"arch": "x86_64"})
     thing = builder.thing(name, ObjectKind.SOCKET, protocol=name[:3], connected=True, inward=inward)
     for number, wait in enumerate(waits):

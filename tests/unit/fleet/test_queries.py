@@ -235,8 +235,8 @@ HALF = HOUR // 2
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """24 hosts; version 2 waits longer for locks; in the second half of the hour all wait longer for disks. web5 waits
-    ten times as long for disks."""
+    """24 hosts; version 2 waits longer for locks; in the second half of the hour all wait longer for disks, web5 ten
+    times."""
     random, builder = np.random.default_rng(3), DatasetBuilder()
     for host in range(24):
         name = f"web{host}"
@@ -350,8 +350,8 @@ def test_periods_that_drift_are_not_taken_for_a_change() -> None:
 
 @pytest.fixture(scope="module")
 def loop(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A lock that is held twice as long in version 2: workers wait twice as long, half as often; and disk waits that
-    stay. Some waits are in sums."""
+    """A lock that is held twice as long in version 2: workers wait twice as long, half as often; disk waits stay; some
+    are sums."""
     random, builder = np.random.default_rng(4), DatasetBuilder()
     for host in range(16):
         name, slow = f"web{host}", 1 + host % 2

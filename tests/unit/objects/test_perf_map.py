@@ -68,8 +68,7 @@ def test_later_lines_win(text: bytes, names: dict[int, str]) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(1, 60)), max_size=30))
 def test_no_address_gets_the_name_of_code_that_was_replaced(rows: list[tuple[int, int]]) -> None:
-    """Whatever was mapped when: a name that is found covers its address, and no later line overlaps it
-    but those that lie inside."""
+    """A name that is found covers its address; no later line overlaps it but those that lie inside."""
     text = b"".join(b"%x %x n%d\n" % (start, size, row) for row, (start, size) in enumerate(rows))
     for address, name in enumerate(names_at(text, *range(400))):
         covering = [row for row, (start, size) in enumerate(rows) if start <= address < start + size]

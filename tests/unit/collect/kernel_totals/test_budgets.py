@@ -253,8 +253,7 @@ def test_marker_stands_before_frames_only() -> None:
 
 
 def test_shares_add_up_to_the_last_life_though_a_look_was_wrong() -> None:
-    """A thread seen while it comes to a CPU may have its wait for it twice. The next share makes that good, and a share
-    has never more time than has passed."""
+    """A thread seen while it comes to a CPU may have its wait for it twice; the next share makes that good."""
     shares = BudgetShares(MODES)
     lives = [
         budget(8, 0, 100, running=10, runnable=20),
