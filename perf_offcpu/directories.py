@@ -18,6 +18,7 @@ from functools import partial
 from typing import BinaryIO, Final, Self
 
 from perf_offcpu.files import FileRefusedError, is_shared, open_regular
+from perf_offcpu.structs import Closing
 
 _HANDLE: Final = os.O_PATH | os.O_CLOEXEC
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -25,7 +26,7 @@ _NEW: Final = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 _MAX_LINKS: Final = 40  # the kernel's limit of symbolic links in one path (MAXSYMLINKS)
 
 
-class Directory:
+class Directory(Closing):
     """Open directory with a readable descriptor; its methods take names of entries, never paths."""
 
     def __init__(self, fd: int, path: str) -> None:
@@ -87,12 +88,6 @@ class Directory:
             directory.close()
             wanted = os.path.join(os.path.dirname(wanted), target)
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the descriptor."""

@@ -4,7 +4,7 @@ compiles six methods, about half a millisecond for each class; a command imports
 `__init__` alone: compared and hashed by identity; mypy, not the interpreter, refuses to set a field of a frozen one."""
 
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, Self, TypeVar, dataclass_transform
 
 T = TypeVar("T")
 
@@ -21,3 +21,16 @@ def mutable(cls: type[T]) -> type[T]:
     make: Any = dataclass(slots=True, eq=False, repr=False)
     made: type[T] = make(cls)
     return made
+
+
+class Closing:
+    """Base of classes with a method `close`, which ends a `with` block."""
+
+    def close(self) -> None:
+        """Release what the object holds."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

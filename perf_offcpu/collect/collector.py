@@ -19,7 +19,7 @@ import contextlib
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any
 
 from numpy.typing import NDArray
 
@@ -47,6 +47,7 @@ from perf_offcpu.collect.targets import descendants
 from perf_offcpu.collect.task_readings import TaskReader, TaskReadings
 from perf_offcpu.losses import LossCause, Losses
 from perf_offcpu.perfdata.events import EventSpec
+from perf_offcpu.structs import Closing
 
 SIDE_RING_BYTES = 512 << 10  # size of each ring of side-band records: room for some thousand execs between two drains
 
@@ -67,7 +68,7 @@ def _goroutine_reader(lost: Losses) -> TaskReader:
     return GoroutineReader(lost)
 
 
-class Collector:
+class Collector(Closing):
     """Own and switch the BPF programs, perf events and rings of one recording.
 
     `say` is called with a sentence for each deviation from the options. Raises CapabilityError: the machine lacks
@@ -331,9 +332,3 @@ class Collector:
     def close(self) -> None:
         """Close all programs, events and rings."""
         self._resources.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()

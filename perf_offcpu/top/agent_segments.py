@@ -9,13 +9,14 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Final, Self
+from typing import Final
 
 from perf_offcpu.agent.spool import RECORDING
 from perf_offcpu.cache import KeptCache
 from perf_offcpu.directories import Directory
 from perf_offcpu.errors import FormatError, UsageError
 from perf_offcpu.model.profile import Profile
+from perf_offcpu.structs import Closing
 from perf_offcpu.symbolize.load import load_profile
 from perf_offcpu.symbolize.options import SymbolizeOptions
 from perf_offcpu.top.segments import write_new
@@ -25,7 +26,7 @@ _PIECE: Final = 1 << 20
 _DATA_SIZE_AT: Final = 48  # tools/perf/util/header.h, struct perf_file_header: data.size
 
 
-class AgentSegments:
+class AgentSegments(Closing):
     """Iterates over the profiles of recordings that an agent completes from now on, as `segments.Segments`."""
 
     status = 0
@@ -44,10 +45,7 @@ class AgentSegments:
         self._spent = time.monotonic(), time.process_time()
         self.unread = 0
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         """Close the spool and the recordings."""
         self._resources.close()
         for fd in (*self._being_written.values(), *([self._last[1]] if self._last else [])):

@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Final, Self
+from typing import Final
 
 from perf_offcpu.agent.cost.parts import Cost, keep_no_free_memory
 from perf_offcpu.agent.recorder import ACCOUNT, ROTATE, Recorder
@@ -35,6 +35,7 @@ from perf_offcpu.environment import child_environment
 from perf_offcpu.errors import PerfOffcpuError, UsageError
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Recording
+from perf_offcpu.structs import Closing
 from perf_offcpu.symbolize.options import SymbolizeOptions
 from perf_offcpu.symbolize.symbolizer import symbolize
 from perf_offcpu.unwind.unwinder import KnownStacks, unwind
@@ -57,7 +58,7 @@ _PATIENCE_S: Final = 10.0
 _USAGE: Final = UsageError.exit_status
 
 
-class Segments:
+class Segments(Closing):
     """Runs a recorder and iterates over the profiles of its intervals, the last one cut by the end of the recorder.
     `unread`: number of files that were lost: the recorder removed them before they were read. `status`: exit status of
     the recorder, which is that of the recorded command; 0 while it runs."""
@@ -87,10 +88,7 @@ class Segments:
         self.recorder = Recorder([*RECORDING, "-o", output, *words], self._mail.put)
         self._tell_remover(f"{self.recorder.pid}\n")
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         """End the recorder and remove the directory."""
         self.recorder.end(_PATIENCE_S)
         assert self._remover.stdin is not None

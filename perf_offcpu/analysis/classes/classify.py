@@ -43,7 +43,7 @@ from perf_offcpu.analysis.classes.wait_classes import BY_LABEL, Means, WaitClass
 from perf_offcpu.analysis.event_loops import held_up_waits
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.stack_walk import without_nodes
-from perf_offcpu.model.columns import I16, I32, I64, U8, U16, Bool
+from perf_offcpu.model.columns import I16, I32, I64, U8, Bool
 from perf_offcpu.model.profile import ObjectFact, Profile, ProgramRule
 from perf_offcpu.model.recording import SUM_FLAGS, SampleFlag
 from perf_offcpu.structs import mutable
@@ -83,7 +83,7 @@ def classify(profile: Profile) -> Waits:
     preempted, throttled = samples.has(SampleFlag.PREEMPTED), samples.has(SampleFlag.THROTTLED)
     comm = samples.comm if programs.by_comm else np.broadcast_to(np.uint32(0), len(samples))
     facts = (evidence_of, samples.syscall, samples.state, preempted, throttled, profile.is_offcpu(), comm)
-    columns = (*facts, object_codes(profile), object_facts(profile))
+    columns = (*facts, object_codes(profile), np.append(profile.objects.facts, np.uint16(0))[samples.object])
     first, group_of = group(*columns)
     classes, syscalls = np.empty(len(first), np.uint8), np.empty(len(first), np.int32)
     purpose, ruled = np.zeros(len(first), np.int32), np.full(len(first), _NONE, np.int32)
@@ -309,11 +309,6 @@ def object_codes(profile: Profile) -> I16:
         if wait_class is not None:
             codes[row] = int(wait_class) | (_CONNECTED if connected else 0) | (_INWARD if inward else 0)
     return codes[profile.samples.object]
-
-
-def object_facts(profile: Profile) -> U16:
-    """Return uint16[samples]: ObjectFact of each sample's lock or semaphore; 0 if nothing is known."""
-    return np.append(profile.objects.facts, np.uint16(0))[profile.samples.object]
 
 
 def work_of_lock(facts: int, means: Means | None) -> str:

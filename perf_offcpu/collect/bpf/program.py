@@ -18,7 +18,7 @@ attached through file descriptors only: nothing is pinned, so the kernel removes
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 from perf_offcpu.abi.syscalls import call_numbers
 from perf_offcpu.collect.bpf import defines
@@ -40,13 +40,14 @@ from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.system.privileges import lockdown
 from perf_offcpu.errors import CapabilityError, RecordingError
 from perf_offcpu.resources import PROGRAM, bpf_dir
+from perf_offcpu.structs import Closing
 
 _FIRST, _LAST = "offcpu_first", "offcpu_last"  # iterators over tasks
 _FILTER = "offcpu_filter"
 _LICENSE = "Dual BSD/GPL"
 
 
-class OffCpuProgram:
+class OffCpuProgram(Closing):
     """Load the BPF program, neither attached nor enabled yet; a context manager. `use_cache`: keep compiled programs
     and facts about the kernel in the user's cache. Raises CapabilityError: no bcc, no BTF, no privilege, a kernel too
     old; RecordingError: the program does not compile, or the kernel refuses it."""
@@ -71,12 +72,6 @@ class OffCpuProgram:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def ends_at_exit(self) -> bool:

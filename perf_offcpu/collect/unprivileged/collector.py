@@ -6,7 +6,7 @@ kernel.perf_event_paranoid is 1 or lower."""
 
 import contextlib
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,11 +35,12 @@ from perf_offcpu.collect.unprivileged.records import AT_ONCE, ShortSums, registe
 from perf_offcpu.collect.unprivileged.switches import BEFORE, IN, SwitchLog
 from perf_offcpu.losses import LossCause, Losses
 from perf_offcpu.perfdata.events import EventSpec
+from perf_offcpu.structs import Closing
 
 _SETTLE_NS: Final = 1_000_000  # time after which the kernel has written a record with this time into a ring
 
 
-class UserCollector:
+class UserCollector(Closing):
     """Record the waits of own threads. Raises CapabilityError, RecordingError: the kernel refuses the events.
 
     Args:
@@ -231,9 +232,3 @@ class UserCollector:
             self.rings.close()
         self._side_band.close()
         self._pythons.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()

@@ -252,8 +252,10 @@ def choose_stack_bytes(text: str, no_bytes: bool, target: Target, command: tuple
         return _stack_bytes(size) if comma else DEFAULT_BYTES
     if text != "auto":
         raise UsageError(f"--call-graph {text}: known are auto, fp, fp,defer and cfi[,BYTES]")
-    copied = not no_bytes and _can_unwind() and lacks_frame_pointers(target, command)
-    return DEFAULT_BYTES if copied else 0
+    if no_bytes or not _can_unwind():
+        return 0
+    lacks = _file_lacks(_files_of_command(command[0])) if target.command else _process_lacks(target)
+    return DEFAULT_BYTES if lacks else 0
 
 
 def _can_unwind() -> bool:
@@ -267,11 +269,6 @@ def _stack_bytes(text: str) -> int:
 
     size = parse_size("--call-graph cfi,BYTES:", text, least=str(MIN_BYTES), most=str(LARGEST_COPY))
     return (size + 7) // 8 * 8  # the kernel takes multiples of 8
-
-
-def lacks_frame_pointers(target: Target, command: tuple[str, ...]) -> bool:
-    """Return True if a file that the target runs lacks frame pointers, or if that is unknown."""
-    return _file_lacks(_files_of_command(command[0])) if target.command else _process_lacks(target)
 
 
 def _file_lacks(files: list[str]) -> bool:

@@ -41,12 +41,11 @@ class _Part:
     def take(self, rows: NDArray[np.integer]) -> _Part:
         """Return the given rows."""
         words = self.words[rows] if self.words.ndim else self.words
-        return _Part(words, self.length if isinstance(self.length, int) else _simplified(self.length[rows]))
-
-
-def _simplified(length: I64) -> I64 | int:
-    """Return lengths as one number if they are all the same."""
-    return int(length[0]) if len(length) and int(length.min()) == int(length.max()) else length
+        if isinstance(self.length, int):
+            return _Part(words, self.length)
+        length = self.length[rows]
+        is_one = len(length) > 0 and int(length.min()) == int(length.max())
+        return _Part(words, int(length[0]) if is_one else length)
 
 
 @frozen
@@ -163,7 +162,7 @@ def varints(values: NDArray[np.integer]) -> Rows:
     """Encode n numbers that are not negative as varints, one a row, all as long as the longest one: readers accept it
     (Perfetto's own writer pads lengths so), and columns of one width are written faster."""
     whole: U64 = values.astype(np.uint64)
-    width = _width(int(whole.max(initial=0)))
+    width = max(1, -(-int(whole.max(initial=0)).bit_length() // 7))
     if width <= _WORD:
         return Rows(len(whole), (_Part(_spread(whole, width) | _MORE[width], width),))
     low = _spread(whole & np.uint64((1 << _IN_WORD) - 1), _WORD) | np.uint64(_EIGHT_MORE)
@@ -177,10 +176,6 @@ def _spread(values: U64, width: int) -> U64:
         if width > 4 >> step:
             values = (values & low) | ((values & high) << shift)
     return values
-
-
-def _width(value: int) -> int:
-    return max(1, -(-value.bit_length() // 7))
 
 
 @functools.lru_cache(_KEPT_CONSTANTS)
@@ -204,18 +199,14 @@ def joined(*rows: Rows) -> Rows:
     """Return Rows whose string i is the strings i of all arguments, concatenated."""
     parts: list[_Part] = []
     for part in (part for row in rows for part in row.parts):
-        if parts and _fit_together(parts[-1], part):
+        # Parts that fit into a word together become one: one column is written faster than two.
+        if parts and parts[-1].longest() + part.longest() <= _WORD:
             before = parts.pop()
             words = before.words | part.words << np.multiply(before.length, 8).astype(np.uint64)
             parts.append(_Part(words, before.length + part.length))
         else:
             parts.append(part)
     return Rows(rows[0].count, tuple(parts))
-
-
-def _fit_together(before: _Part, part: _Part) -> bool:
-    """Return True if both parts fit into a word: one column is written faster than two."""
-    return before.longest() + part.longest() <= _WORD
 
 
 def numbers(number: int, values: NDArray[np.integer]) -> Rows:

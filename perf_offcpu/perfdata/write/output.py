@@ -12,10 +12,10 @@ import errno
 import os
 import stat
 from pathlib import Path
-from typing import Self
 
 from perf_offcpu.directories import Directory
 from perf_offcpu.errors import RecordingError
+from perf_offcpu.structs import Closing
 
 
 def _hold(directory: Directory, size: int) -> int:
@@ -35,7 +35,7 @@ def _hold(directory: Directory, size: int) -> int:
     return fd
 
 
-class AtomicFile:
+class AtomicFile(Closing):
     """Writes a file as a whole or not at all: a context manager, at whose end it is removed unless committed. A device
     as /dev/null is written to directly. With `keep_old`, a file that is already there is kept as `path`.old. `reserve`
     bytes on disk are held until `release`, where possible. Raises RecordingError if disk space or file is refused."""
@@ -131,9 +131,3 @@ class AtomicFile:
             self._directory.remove(self._hidden)
             self._hidden = ""
         self._directory.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -29,33 +29,18 @@ _MAX_LENGTH_BYTES: Final = 5
 _HEADER: Final = Layout(
     "symcache header",
     Field("magic", BYTE, count=4),
-    Field("version", U32),
+    ("version", U32),
     Field("debug_id", BYTE, count=32),
-    Field("arch", U32),
-    Field("num_files", U32),
-    Field("num_functions", U32),
-    Field("num_source_locations", U32),
-    Field("num_ranges", U32),
-    Field("string_bytes", U32),
+    ("arch num_files num_functions num_source_locations num_ranges string_bytes", U32),
     Field("reserved", BYTE, count=16),
 )
 _FILE: Final = Layout(
     "symcache file",
-    Field("comp_dir", U32),
-    Field("directory", U32),
-    Field("path_name", U32),
+    ("comp_dir directory path_name", U32),
     Field("more", U32, count=3, doc="new in version 9: of the file's origin"),
 )
-_FUNCTION: Final = Layout(
-    "symcache function", Field("name", U32), Field("comp_dir", U32), Field("entry_pc", U32), Field("lang", U32)
-)
-_LOCATION: Final = Layout(
-    "symcache source location",
-    Field("file", U32),
-    Field("line", U32),
-    Field("function", U32),
-    Field("inlined_into", U32),
-)
+_FUNCTION: Final = Layout("symcache function", ("name comp_dir entry_pc lang", U32))
+_LOCATION: Final = Layout("symcache source location", ("file line function inlined_into", U32))
 
 
 class Calls(Table):

@@ -43,7 +43,8 @@ def facts_by_enders(recording: Recording, entry: I64, row: I64, objects: Objects
     shared = objects.shared | (objects.kind == ObjectKind.SEMAPHORES)
     word = (objects.address >> np.uint64(3)).astype(np.int64)
     # The process has ended before its maps were read: children inherit the address.
-    is_public = ~shared & (objects.kind == ObjectKind.FUTEX) & _is_public(recording)[row]
+    may_wake = (recording.objects.operation & _PRIVATE == 0) & (recording.objects.number != -1)
+    is_public = ~shared & (objects.kind == ObjectKind.FUTEX) & np.append(may_wake, False)[row]
     number_of_name: dict[str, int] = {}
     for index in np.flatnonzero(shared).tolist():
         name = _ADDRESS.sub(lambda address: f"{int(address[0], 16) >> 3:x}", strings[int(objects.name[index])])
@@ -110,12 +111,6 @@ def _in_circle(waker: I32, sleeper: I32) -> Bool:
         if (still == inside).all():
             return inside
         inside = still
-
-
-def _is_public(recording: Recording) -> Bool:
-    """Return bool[objects of the recording + 1]: True for futexes that other processes may wake, by their operation."""
-    objects = recording.objects
-    return np.append((objects.operation & _PRIVATE == 0) & (objects.number != -1), False)
 
 
 def ended_by_exit(recording: Recording, rows: Bool) -> Bool:
