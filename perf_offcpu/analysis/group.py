@@ -50,17 +50,12 @@ def group(*columns: NDArray[Any]) -> tuple[I64, I64]:
 def sum_by(group_of: I64, values: NDArray[Any], groups: int) -> I64:
     """Return int64[groups]: the exact sum of the values of each group.
 
-    `np.bincount` is the fastest way on all versions of numpy (`np.add.at` is 20 times slower before 1.25),
-    but it adds doubles. So the high and the low bits of the values are added separately: both sums stay
-    below 2^53, the high one because all values together stay below 2^62, and doubles are exact there.
+    `np.bincount` is the fastest way on all versions of numpy (`np.add.at` is 20 times slower before 1.25), but it adds
+    doubles. So the high and the low bits of the values are added separately: both sums stay below 2^53, the high one
+    because all values together stay below 2^62, and doubles are exact there.
 
-    Args:
-        group_of: int64[n], the group of each value; -1 for none.
-        values: integers.
-
-    Raises:
-        PerfOffcpuError: a sum could exceed 63 bits, which means damaged weights.
-    """
+    `group_of`: int64[n], the group of each value; -1 for none. `values`: integers. Raises PerfOffcpuError: a sum could
+    exceed 63 bits, which means damaged weights."""
     magnitude = _magnitude(values)
     if magnitude >= _SUM_LIMIT:
         raise PerfOffcpuError("the weights add up to more than 2^62: some samples of this event are damaged")

@@ -19,13 +19,8 @@ from perf_offcpu.symbolize.options import SymbolizeOptions
 
 
 class UserNames:
-    """Names addresses in mappings of user space.
-
-    Args:
-        strings: names are interned there.
-        unresolved: addresses without a name are counted there.
-        lines: adds source lines; None: no source lines.
-    """
+    """Names addresses in mappings of user space. `strings`: names are interned there. `unresolved`: addresses without a
+    name are counted there. `lines`: adds source lines; None: no source lines."""
 
     def __init__(
         self,

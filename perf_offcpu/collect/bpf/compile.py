@@ -95,16 +95,10 @@ def compiled(
     Raises CapabilityError: no bcc. Raises RecordingError: it does not compile; the message ends with the compiler's
     output.
 
-    Args:
-        source: the file; `include/` next to it serves as kernel headers, its directory for #include "…".
-        defines: preprocessor constants.
-        functions: names of the programs to return.
-        maps: names of the maps to return.
-
-    Yields:
-        Instructions by function name, and by map name the descriptors that they refer to. These belong to
-        bcc: a caller that needs one after the block duplicates it.
-    """
+    `source`: the file; `include/` next to it serves as kernel headers, its directory for #include "…". `defines`:
+    preprocessor constants. `functions`: names of the programs to return. `maps`: names of the maps to return. Yield
+    instructions by function name, and by map name the descriptors that they refer to. These belong to bcc: a caller
+    that needs one after the block duplicates it."""
     bcc = import_bcc()
     module = _compile(bcc, source, [f"-D{name}={value}" for name, value in defines.items()])
     try:

@@ -137,15 +137,8 @@ class CpuEvent:
 
     Raises CapabilityError, RecordingError: the kernel refuses it; ProcessLookupError: the thread has ended.
 
-    Args:
-        name: as the file will show it.
-        attr: of the event.
-        cpus: on which to open it.
-
-    Attributes:
-        fds: CPU → descriptor.
-        ids: ids of all descriptors that were ever opened: an event has a new id on a CPU that came back.
-    """
+    `name`: as the file will show it. `attr`: of the event. `cpus`: on which to open it. `fds`: CPU → descriptor. `ids`:
+    ids of all descriptors that were ever opened: an event has a new id on a CPU that came back."""
 
     def __init__(self, name: str, attr: Attr, cpus: Iterable[int], tid: int = -1) -> None:
         self.name, self.attr, self._tid = name, attr, tid

@@ -67,18 +67,11 @@ class KnownTasks:
 
 
 class ProcScan:
-    """Scan all processes, in a helper, and make the records of their tasks.
-
-    Args:
-        mapped: pids whose maps and namespaces are recorded, None for all; of other processes only threads and their
-            names are recorded, because they may be parents or wakers.
-        build_ids: gathers the build-ids of mapped files.
-        data_maps: also record files mapped for reading.
-        known: records of the last scan, with the same `data_maps`; replaced by the records of this one.
-
-    Attributes:
-        lost: counts of processes, threads and mappings that were left out, by cause.
-    """
+    """Scan all processes, in a helper, and make the records of their tasks. `mapped`: pids whose maps and namespaces
+    are recorded, None for all; of other processes only threads and their names are recorded, because they may be
+    parents or wakers. `build_ids`: gathers the build-ids of mapped files. `data_maps`: also record files mapped for
+    reading. `known`: records of the last scan, with the same `data_maps`; replaced by the records of this one. `lost`:
+    counts of processes, threads and mappings that were left out, by cause."""
 
     def __init__(
         self,

@@ -62,17 +62,10 @@ class Description(NamedTuple):
 
 
 class ProcessReader:
-    """Make the records of one process after another, for one scan.
-
-    Args:
-        build_ids: build-ids of files that were read already; extended.
-        data_maps: also record files mapped for reading.
-        is_known: returns whether the last scan had a `Part` with this key and this hash (content).
-        note: is called with the `device_number` of a file before it is read, and with 0 after it.
-
-    Attributes:
-        mapped_bytes: size of the MMAP2 records of all processes up to now.
-    """
+    """Make the records of one process after another, for one scan. `build_ids`: build-ids of files that were read
+    already; extended. `data_maps`: also record files mapped for reading. `is_known`: returns whether the last scan had
+    a `Part` with this key and this hash (content). `note`: is called with the `device_number` of a file before it is
+    read, and with 0 after it. `mapped_bytes`: size of the MMAP2 records of all processes up to now."""
 
     def __init__(
         self,

@@ -79,15 +79,10 @@ def wait_samples(
     payload: dict[str, Column],
     copies: dict[str, Column] | None = None,
 ) -> bytes:
-    """Pack one sample of offcpu-time per row.
-
-    Args:
-        rows: sums or tasks; their fields `_FROM_ROWS` go into the payload.
-        time_ns: time of each sample.
-        callchains: callchain of each row, with context markers; may be empty.
-        payload: further fields of the payload; fields that neither `rows` nor `payload` has get sentinels.
-        copies: fields of user registers and stack bytes; without them no sample has any.
-    """
+    """Pack one sample of offcpu-time per row. `rows`: sums or tasks; their fields `_FROM_ROWS` go into the payload.
+    `time_ns`: time of each sample. `callchains`: callchain of each row, with context markers; may be empty. `payload`:
+    further fields of the payload; fields that neither `rows` nor `payload` has get sentinels. `copies`: fields of user
+    registers and stack bytes; without them no sample has any."""
     fields = {name: rows[name] for name in _FROM_ROWS}
     padding = {"padding": 0, "raw_padding": 0}
     nothing = np.zeros(len(rows) + 1, np.int64)

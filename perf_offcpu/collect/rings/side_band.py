@@ -90,17 +90,9 @@ def _without_losses(pieces: Sequence[Buffer]) -> bytes:
 
 class SideBand:
     """Mend side-band records (see the module's text) and pass them on: a sink between the rings and a file.
-
-    Args:
-        build_ids: gathers the build-ids of what is mapped.
-        kernel: counts changes of the kernel's symbols.
-        lost: counts files whose build-id could not be read in time.
-        followers: follow what processes map, and their births and ends.
-
-    Attributes:
-        sink: receives the records.
-        meanwhile: is called again and again while files are read.
-    """
+    `build_ids`: gathers the build-ids of what is mapped. `kernel`: counts changes of the kernel's symbols. `lost`:
+    counts files whose build-id could not be read in time. `followers`: follow what processes map, and their births and
+    ends. `sink`: receives the records. `meanwhile`: is called again and again while files are read."""
 
     def __init__(
         self, build_ids: MappedBuildIds, kernel: KnownKernel, lost: Losses, followers: Sequence[MappingFollower] = ()

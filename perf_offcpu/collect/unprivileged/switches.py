@@ -40,17 +40,10 @@ _SWITCHES: Final = (int(RecordType.SWITCH), int(RecordType.EXIT), int(RecordType
 
 
 class SwitchLog:
-    """Take SWITCH records out of drained records, a sink of rings, and keep all others.
-
-    Args:
-        tasks: thread → process, of the threads that exist at `begin_ns`.
-        counters: counts records that are damaged, and switches that are missing.
-        chains: takes the samples of context switches.
-
-    Attributes:
-        others: the other records, for `SideBand`; the caller takes them.
-        samples: the number of on-CPU samples among these.
-    """
+    """Take SWITCH records out of drained records, a sink of rings, and keep all others. `tasks`: thread → process, of
+    the threads that exist at `begin_ns`. `counters`: counts records that are damaged, and switches that are missing.
+    `chains`: takes the samples of context switches. `others`: the other records, for `SideBand`; the caller takes them.
+    `samples`: the number of on-CPU samples among these."""
 
     def __init__(self, tasks: dict[int, int], begin_ns: int, counters: Losses, chains: KernelChains) -> None:
         self.others: list[Buffer] = []
