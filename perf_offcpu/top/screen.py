@@ -24,6 +24,7 @@ from textual.widgets import DataTable, Footer, Input, Static
 
 from perf_offcpu.report.style import cut, fitting, names, pad
 from perf_offcpu.structs import frozen
+from perf_offcpu.tables import read_table
 from perf_offcpu.text import printable
 from perf_offcpu.top import plain
 from perf_offcpu.top.flame import Graph
@@ -40,28 +41,6 @@ _AGAIN: Final = "\0"
 """End of the key of a row whose label an earlier row has: names differ that are equal when printed."""
 _IDLE: Final = {"hide": "show", "show": "only", "only": "hide"}
 _ORDERS: Final = "blocked runnable running waits average longest now since".split()
-HELP: Final = """\
- Tab, Shift+Tab   the next or previous grouping of rows
- 1 2 … 9 0        {keys}
- < >              order of the rows: another column
- /                filter: rows whose name contains the text; Escape: none
- i                idle threads: hidden, shown, shown alone
- Enter            into a row: its threads; a thread: its page; from there to
-                  its stacks; a stack: its single waits
- Backspace        back
- Mouse            a click on a row chooses, a second one is Enter; a click
-                  on a title sorts by it
- g                flame graph of the rows' stacks, and back: arrows move,
-                  Enter zooms in, Backspace out
- f                freeze, and go on
- w                write the last minute as recordings into this directory
- s                write a picture of the screen (SVG) into this directory
- q                quit
-
- Times are seconds in each second: of 3.0 s/s blocked, three threads are
- blocked at a time. Now: threads that are blocked at the end of the
- interval, and since when; with >, since before the recording.
-"""
 
 
 @frozen
@@ -111,16 +90,7 @@ class TopApp(App[None]):
     """The full-screen view. `problem` is the error that ended it, if any; `signal` the number of the signal, or 0."""
 
     ENABLE_COMMAND_PALETTE = False
-    CSS = """
-    #head { height: auto; padding: 0 1; }
-    #path { height: 1; padding: 0 1; text-style: bold; }
-    #table { height: 1fr; }
-    #stacks { display: none; height: 1fr; padding: 0 1; }
-    #flame { display: none; height: 1fr; margin: 0 1; overflow-x: hidden; overflow-y: scroll; scrollbar-size: 1 1; }
-    #filter { display: none; height: 1; border: none; }
-    HelpScreen { align: center middle; }
-    #help { width: auto; height: auto; padding: 1 2; background: $panel; }
-    """
+    CSS_PATH = "screen.tcss"
     BINDINGS: ClassVar[list[Any]] = [
         Binding("tab", "turn(1)", "Group", priority=True),
         Binding("shift+tab", "turn(-1)", show=False, priority=True),
@@ -276,9 +246,8 @@ class TopApp(App[None]):
 
     def action_help(self) -> None:
         """Show the keys."""
-        self.push_screen(
-            HelpScreen(HELP.format(keys=textwrap.fill(", ".join(self._keys), 56).replace("\n", f"\n{'':18}")))
-        )
+        keys = textwrap.fill(", ".join(self._keys), 56).replace("\n", f"\n{'':18}")
+        self.push_screen(HelpScreen(dict(read_table(__file__))["help"]["text"].format(keys=keys)))
 
     def action_leave(self) -> None:
         """Leave the part of the flame graph, the flame graph, or the row that Enter went into."""
