@@ -3,7 +3,6 @@
 ABIs' DWARF register numbers (System V ABI for x86-64, figure 3.36; DWARF for the Arm 64-bit Architecture, 4.1);
 arch/*/include/uapi/asm/ptrace.h and perf_regs.h of Linux. System calls have tables of their own (`abi.syscalls`)."""
 
-from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from perf_offcpu.abi.elf import Machine
@@ -55,8 +54,6 @@ class MachineRow:
     machine: Machine  # e_machine
     registers: Registers  # by DWARF number
     words: RegisterWords
-    # constant of the BPF program → (member of struct pt_regs or task_struct, bytes to add to its offset)
-    members: Mapping[str, tuple[str, int]]
     # pthread_self(), by which Python names its threads, is less than this below the thread pointer
     thread_bytes: int = 1
     # pointers from malloc() are multiples of this: such words on a stack are not taken for code
@@ -79,20 +76,6 @@ _X86_64 = MachineRow(
     RegisterWords(
         21, 16, 19, 4, (14, 13, 12, 7), (10, 5, 11, 12, 13, 14, 4, 19, 16, 9, 8, 7, 6, 3, 2, 1, 0), 17, 0xFFFF, 0x33
     ),  # __USER_CS
-    {
-        "REGS_SYSCALL": ("pt_regs.orig_ax", 0),
-        "REGS_IP": ("pt_regs.ip", 0),
-        "REGS_SP": ("pt_regs.sp", 0),
-        "REGS_FP": ("pt_regs.bp", 0),
-        "REGS_MODE": ("pt_regs.cs", 0),
-        "REGS_ARG_0": ("pt_regs.di", 0),
-        "REGS_ARG_1": ("pt_regs.si", 0),
-        "REGS_ARG_2": ("pt_regs.dx", 0),
-        "REGS_ARG_3": ("pt_regs.r10", 0),
-        "TASK_STATUS": ("task_struct.thread_info.status", 0),
-        "TASK_KERNEL_SP": ("task_struct.thread.sp", 0),
-        "TASK_THREAD_POINTER": ("task_struct.thread.fsbase", 0),
-    },
     has_irq_stack=True,
 )
 _AARCH64 = MachineRow(
@@ -101,20 +84,6 @@ _AARCH64 = MachineRow(
         count=33, pc=32, sp=31, fp=29, ra=30, saved=(29, 30, *range(19, 29)), of_sample=(*range(33),), code_bits=48
     ),
     RegisterWords(34, 32, 31, 29, (0, 1, 2, 3), tuple(range(33)), 33, 0x10, 0),  # PSR_MODE32_BIT
-    {
-        "REGS_SYSCALL": ("pt_regs.syscallno", 0),
-        "REGS_IP": ("pt_regs.pc", 0),
-        "REGS_SP": ("pt_regs.sp", 0),
-        "REGS_FP": ("pt_regs.regs", 8 * 29),
-        "REGS_LINK": ("pt_regs.regs", 8 * 30),
-        "REGS_ARG_0": ("pt_regs.orig_x0", 0),
-        "REGS_ARG_1": ("pt_regs.regs", 8 * 1),
-        "REGS_ARG_2": ("pt_regs.regs", 8 * 2),
-        "REGS_ARG_3": ("pt_regs.regs", 8 * 3),
-        "REGS_MODE": ("pt_regs.pstate", 0),
-        "TASK_KERNEL_SP": ("task_struct.thread.cpu_context.sp", 0),
-        "TASK_THREAD_POINTER": ("task_struct.thread.uw.tp_value", 0),
-    },
     thread_bytes=4096,  # struct pthread lies below it, and a stack of more bytes below that
     aligned=16,
 )

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from perf_offcpu.abi.task_state import state_letter
+from perf_offcpu.abi.task_state import STATE_NAMES, state_letter
 from perf_offcpu.analysis.group import group
 from perf_offcpu.model.columns import U8
 from perf_offcpu.model.profile import ProfileSamples
@@ -23,14 +23,7 @@ STATES = (
     State("", "running"),
     State("", "state unknown"),
     State("R", "preempted"),
-    State("S", "interruptible sleep"),
-    State("D", "uninterruptible sleep"),
-    State("I", "idle"),
-    State("T", "stopped"),
-    State("t", "traced"),
-    State("X", "dead"),
-    State("Z", "zombie"),
-    State("P", "parked"),
+    *(State(letter, words.partition(" (")[0]) for letter, words in STATE_NAMES.items() if letter != "R"),
 )
 """All states; the index of a state is its number in `state_codes`."""
 RUNNING, UNKNOWN_STATE = 0, 1

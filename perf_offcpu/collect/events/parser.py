@@ -30,29 +30,21 @@ DEFAULT_EVENT = "cpu-clock"
 NO_EVENT = "none"
 
 
-SOFTWARE = {
-    "cpu-clock": SoftwareConfig.CPU_CLOCK,
-    "task-clock": SoftwareConfig.TASK_CLOCK,
-    "page-faults": SoftwareConfig.PAGE_FAULTS,
-    "faults": SoftwareConfig.PAGE_FAULTS,
-    "minor-faults": SoftwareConfig.PAGE_FAULTS_MIN,
-    "major-faults": SoftwareConfig.PAGE_FAULTS_MAJ,
-    "context-switches": SoftwareConfig.CONTEXT_SWITCHES,
-    "cs": SoftwareConfig.CONTEXT_SWITCHES,
-    "cpu-migrations": SoftwareConfig.CPU_MIGRATIONS,
-    "migrations": SoftwareConfig.CPU_MIGRATIONS,
-    "alignment-faults": SoftwareConfig.ALIGNMENT_FAULTS,
-    "emulation-faults": SoftwareConfig.EMULATION_FAULTS,
-    "cgroup-switches": SoftwareConfig.CGROUP_SWITCHES,
-}
-
 CYCLES = 0
+_SOFTWARE = """
+cpu-clock task-clock page-faults/faults context-switches/cs cpu-migrations/migrations minor-faults major-faults
+alignment-faults emulation-faults - - cgroup-switches
+"""
+"""Names of the values of enum perf_sw_ids that can be sampled, in order."""
 _HARDWARE = """
 cycles/cpu-cycles instructions cache-references cache-misses branches/branch-instructions branch-misses bus-cycles
 stalled-cycles-frontend/idle-cycles-frontend stalled-cycles-backend/idle-cycles-backend ref-cycles
 """
 """Names of the values of enum perf_hw_id, in order."""
-HARDWARE = {name: number for number, names in enumerate(_HARDWARE.split()) for name in names.split("/")}
+SOFTWARE, HARDWARE = (
+    {name: number for number, names in enumerate(text.split()) for name in names.split("/") if name != "-"}
+    for text in (_SOFTWARE, _HARDWARE)
+)
 
 # enum perf_hw_cache_id, perf_hw_cache_op_id, perf_hw_cache_op_result_id; the first name of each is perf's own
 _CACHES = (
@@ -163,7 +155,7 @@ def _parse_event(text: str) -> SamplingEvent:
 
 def _by_name(name: str) -> tuple[PerfType, int] | None:
     if name in SOFTWARE:
-        return PerfType.SOFTWARE, int(SOFTWARE[name])
+        return PerfType.SOFTWARE, SOFTWARE[name]
     if name in HARDWARE:
         return PerfType.HARDWARE, HARDWARE[name]
     if name.lower() in CACHE_CONFIGS:

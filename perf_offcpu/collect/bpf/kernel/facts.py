@@ -110,7 +110,7 @@ def _registers(btf: Btf) -> Defines:
     """Return the constants for saved user registers (offsets in struct pt_regs, and which of them can be used)."""
     row = MACHINES.get(platform.machine())
     offsets = members.machine_offsets(btf, _REGISTERS)
-    register = btf.member(*row.members["REGS_SYSCALL"][0].split(".", 1)) if row else None
+    register = btf.member(*members.machine_members()["REGS_SYSCALL"].split(".", 1)) if row else None
     can = btf.has_string("BPF_FUNC_task_pt_regs")  # dd6e10fbd9fb, Linux 5.15
     return {
         "OFFCPU_USER_REGISTERS": int(can and offsets is not None),

@@ -6,7 +6,6 @@ import platform
 import time
 from collections.abc import Mapping, Sequence
 
-from perf_offcpu.abi.machine import MACHINES
 from perf_offcpu.collect.system.btf import Btf
 from perf_offcpu.errors import CapabilityError, FormatError
 from perf_offcpu.tables import read_table
@@ -43,16 +42,22 @@ def _features(btf: Btf, *names: str) -> Defines:
     return {name: offset for feature in names for name, offset in all_offsets(btf, _TABLES[feature]).items()}
 
 
+def machine_members() -> dict[str, str]:
+    """Return constant → "struct.member" of constants that depend on the architecture; {} if it is not supported."""
+    return _TABLES.get(platform.machine(), {})
+
+
 def machine_offsets(btf: Btf, names: Sequence[str]) -> Defines | None:
-    """Return constant → offset for constants whose member depends on the architecture (`abi.machine`); 0 if this
-    architecture has no such member. None if this architecture is not supported, or the kernel's BTF lacks a member."""
-    row = MACHINES.get(platform.machine())
-    if row is None:
-        return None
-    wanted = {name: row.members[name] for name in names if name in row.members}
-    member_of = {name: btf.member(*path.split(".", 1)) for name, (path, _) in wanted.items()}
-    places: Defines = {name: member.offset + wanted[name][1] for name, member in member_of.items() if member}
-    return {**dict.fromkeys(names, 0), **places} if len(places) == len(wanted) else None
+    """Return constant → offset for constants whose member depends on the architecture; 0 if this architecture has no
+    such member. None if this architecture is not supported, or the kernel's BTF lacks a member."""
+    places: Defines = dict.fromkeys(names, 0)
+    members = machine_members()
+    for name in members.keys() & set(names):
+        path, _, more = members[name].partition("+")
+        if (member := btf.member(*path.split(".", 1))) is None:
+            return None
+        places[name] = member.offset + int(more or 0)
+    return places if members else None
 
 
 def _needed(btf: Btf) -> Defines:
