@@ -11,8 +11,7 @@ enum { TASK_DEAD = 0x80, TASK_WAKING = 0x200, TASK_NOLOAD = 0x400, TASK_NEW = 0x
 enum { TASK_RTLOCK_WAIT = 0x1000, TASK_FROZEN = 0x8000 };	/* since 5.15 and 6.1 */
 #define TASK_IDLE (TASK_UNINTERRUPTIBLE | TASK_NOLOAD)
 
-#define TS_COMPAT 2			/* arch/x86/include/asm/thread_info.h */
-#define SOFTIRQ_OFFSET 0x100		/* include/linux/preempt.h: serving a softirq */
+enum { TS_COMPAT = 2, SOFTIRQ_OFFSET = 0x100 };	/* x86 asm/thread_info.h; linux/preempt.h */
 
 static __always_inline bool is_kernel_thread(struct task_struct *task)
 {

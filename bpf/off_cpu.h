@@ -439,6 +439,4 @@ struct offcpu_extension {
 
 #define OFFCPU_NOT_KNOWN (~0ULL)
 #define OFFCPU_NO_ID (~0U)
-#define OFFCPU_SYSCALL_NONE (-1)
-#define OFFCPU_SYSCALL_UNKNOWN (-2)
-#define OFFCPU_SYSCALL_COMPAT (1 << 29)	/* added to numbers of 32-bit programs */
+enum { OFFCPU_SYSCALL_NONE = -1, OFFCPU_SYSCALL_UNKNOWN = -2, OFFCPU_SYSCALL_COMPAT = 1 << 29 };

@@ -164,8 +164,11 @@ def sparse(tmp_path_factory: pytest.TempPathFactory) -> Recording:
 
 
 def test_holders_and_names_are_left_out_on_request(sparse: Recording) -> None:
-    assert (sparse.samples.holder_tid == -1).all() and (sparse.samples.object_id != 0).any()
-    objects = sparse.objects
+    objects, samples = sparse.objects, sparse.samples
+    is_lock = objects.kind == ObjectKind.KERNEL_LOCK  # the kernel knows who holds its locks
+    others = ~np.isin(samples.object_id, objects.id[is_lock])
+    objects = objects.take(~is_lock)
+    assert (samples.holder_tid[others] == -1).all() and (samples.object_id != 0).any()
     assert len(objects) and not (objects.name.any() or objects.place.any() or objects.peer_comm.any())
 
 
@@ -243,8 +246,9 @@ def test_a_thread_that_was_killed_does_not_wait_for_its_descriptor_any_more(tmp_
     samples = recording.samples
     mine = (samples.tid == int(done.stdout)) & (samples.syscall == SYSCALLS["read"])
     rows = np.flatnonzero(mine & samples.has(SampleFlag.OFFCPU) & ~samples.has(SampleFlag.PREEMPTED))
-    before, *after = samples.object_id[rows[np.argsort(samples.switch_out_ns[rows])]].tolist()
-    assert before and after and not any(after), "it may wait several times while it ends"
+    objects = samples.object_id[rows[np.argsort(samples.switch_out_ns[rows])]].tolist()
+    # It waits for both pipes, if the other process is late, and several times while it ends.
+    assert objects[0] and not objects[-1] and not any(objects[objects.index(0) :])
     assert losses.OBJECTS_CLOSED not in recording.losses
 
 
