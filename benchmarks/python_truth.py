@@ -19,10 +19,26 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from kernel.recorder import PROGRAM  # noqa: E402
 from kernel.test_python_names import judge, logged  # noqa: E402
 
+from perf_offcpu.model.profile import Profile  # noqa: E402
 from perf_offcpu.symbolize.load import load_profile  # noqa: E402
 from perf_offcpu.symbolize.options import SymbolizeOptions  # noqa: E402
 
 DESIGNS = "threads,24 threads,asyncio,recursion,generators,C between,made again,libraries,gunicorn".split(",")
+
+
+def is_placed(profile: Profile, node: int) -> bool:
+    """Return whether each call of the interpreter in C has Python functions above it, and each function a call."""
+    frames, has_function = profile.frames, False
+    while node >= 0:
+        frame = int(profile.stacks.frame[node])
+        if frames.file[frame] and not frames.dso[frame]:
+            has_function = True
+        elif profile.strings[int(frames.symbol[frame])].startswith("_PyEval_EvalFrameDefault"):
+            if not has_function:
+                return False
+            has_function = False
+        node = int(profile.stacks.parent[node])
+    return not has_function
 
 
 def main() -> None:
@@ -33,7 +49,7 @@ def main() -> None:
     parser.add_argument("--design", choices=DESIGNS, action="append")
     parser.add_argument("--checkout", default=ROOT, help="path of the checkout where PYTHON runs")
     args = parser.parse_args()
-    print(f"{'design':<13} {'waits':>6} {'functions':>10} {'lines':>8} {'cut':>4} {'wrong':>5}")
+    print(f"{'design':<11} {'waits':>6} {'functions':>10} {'lines':>10} {'placed':>10} {'wrong':>5}")
     for design in args.design or DESIGNS:
         with tempfile.TemporaryDirectory() as directory:
             command = [
@@ -46,9 +62,10 @@ def main() -> None:
             ]
             done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
             profile = load_profile([f"{directory}/perf.data"], SymbolizeOptions(inline=False))
-        noted, functions, lines, cut, wrong = judge(profile, logged(done.stdout))
-        share, share_of_lines = (f"{100 * part / max(noted, 1):.2f} %" for part in (functions, lines))
-        print(f"{design:<13} {noted:>6} {share:>10} {share_of_lines:>8} {cut:>4} {wrong:>5}", flush=True)
+        rows, functions, lines, wrong = judge(profile, logged(done.stdout))
+        placed = sum(is_placed(profile, int(profile.samples.stack[row])) for row in rows)
+        shares = "".join(f" {100 * part / max(len(rows), 1):>8.2f} %" for part in (functions, lines, placed))
+        print(f"{design:<11} {len(rows):>6}{shares} {wrong:>5}", flush=True)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,9 @@ threading, queue, asyncio, socket, gunicorn and SQLAlchemy in their own function
 """
 
 import asyncio
+import ctypes
 import os
+import re
 import signal
 import socket
 import sys
@@ -23,7 +25,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from kernel.python import waits
-from kernel.python.waits import repeat, run
+from kernel.python.waits import SECONDS, run
 
 LEAST_NS = 900_000
 
@@ -44,6 +46,14 @@ def noting_calls() -> None:
     sys.setprofile(profiled)
 
 
+def repeat(*parts: Callable[[], object]) -> None:
+    """Call functions in turn."""
+    end = time.monotonic() + SECONDS
+    while time.monotonic() < end:
+        for part in parts:
+            part()
+
+
 def exchange() -> None:
     """Wait for a byte from another thread."""
     one, other = socket.socketpair()
@@ -51,6 +61,14 @@ def exchange() -> None:
     one.recv(1)
     one.close()
     other.close()
+
+
+def extensions() -> None:
+    """Wait in functions that functions in C call."""
+    waits.through_c(3)
+    sorted([waits.Thing(), waits.Thing()])
+    re.sub("a", waits.replacement, "a")
+    ctypes.CDLL(None).qsort((ctypes.c_int * 2)(2, 1), 2, 4, waits.compare)
 
 
 def threads() -> None:
@@ -120,11 +138,11 @@ def gunicorn() -> None:
 
 DESIGNS: dict[str, Callable[[], None]] = {
     "threads": threads,
-    "24 threads": lambda: run(*[(repeat, (waits.nap, waits.generators, waits.extensions))] * 24),
+    "24 threads": lambda: run(*[(repeat, (waits.nap, waits.outer, extensions))] * 24),
     "asyncio": loop,
-    "recursion": lambda: repeat(waits.recursion),
-    "generators": lambda: repeat(waits.generators),
-    "C between": lambda: repeat(waits.extensions),
+    "recursion": lambda: repeat(lambda: waits.recurse(60), lambda: waits.recurse(500)),
+    "generators": lambda: repeat(waits.outer),
+    "C between": lambda: repeat(extensions),
     "made again": lambda: repeat(waits.made_again),
     "libraries": libraries,
     "gunicorn": gunicorn,

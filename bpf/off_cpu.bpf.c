@@ -501,12 +501,18 @@ int offcpu_fork(u64 *ctx)
 	struct task_struct *parent = (void *)ctx[0], *child = (void *)ctx[1];
 	struct offcpu_target_key key = {OFFCPU_THREAD, tid_of(child)};
 	struct offcpu_control *ctl = get_control();
+	u32 pid = pid_of(parent);
+	struct offcpu_python *at = pythons.lookup(&pid);
 
 	/* The new owner of a target's id is not the target. */
 	targets.delete(&key);
 	key.kind = OFFCPU_PROCESS;
 	if (key.id == pid_of(child))
 		targets.delete(&key);
+	if (at && key.id == pid_of(child)) {
+		at->mm = 0;	/* is set when either is sampled */
+		pythons.update(&key.id, at);
+	}
 	if (find_storage(parent) || (ctl && is_target(ctl, parent)))
 		create_storage(child);
 	return 0;

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The Python functions of a thread, for the sample of a wait; user space tells where to read. Each
- * frame becomes a word: 44 bits the id of the code object, a bit for the first frame of a call of
- * the C function that interprets, 19 bits the instruction. The id is a hash of the content, so that
- * an address used again has another: since 3.12 of a unique version, before of texts. Name, file
- * and table of lines go to user space with a file's first wait: the process may end at once.
+ * The Python functions of a thread; user space tells where to read. A frame becomes a word: 44 bits
+ * the id of the code object, a bit for the first frame of a call of the C function that interprets,
+ * 19 bits the instruction. The id is a hash of a unique version, before 3.12 of texts, because
+ * addresses are used again. A file's first wait sends name, file and lines: the process may end.
  */
 #pragma once
 
@@ -18,8 +17,8 @@ BPF_QUEUE(new_codes, struct offcpu_code, OFFCPU_PYTHON ? OFFCPU_NEW_CODES : 1);
 #define PYTHON_ROUNDS (OFFCPU_PYTHON_FRAMES + (OFFCPU_MAY_GOTO ? OFFCPU_PYTHON_FRAMES : 64))
 #define PYTHON_THREADS (OFFCPU_MAY_GOTO ? 1024 : 128)	/* states of threads that are looked at */
 enum { KNOWN_OBJECTS = 512, ENTRY_SHIFT = 19, CODE_ID_SHIFT, OBJECT_WORDS = 32, CODE_BYTES = 88 };
-enum { OBJECT_LENGTH = 2, TEXT_HASH, TEXT_FLAGS, BYTES_DATA = 32, TEXT_HEAD = 40 };
-enum { VIEW_WORDS = 512, VIEW_ROOM = 2047, TEXT_BYTES = 256 };
+enum { OBJECT_LENGTH = 2, TEXT_HASH, TEXT_FLAGS, BYTES_LENGTH = 16, BYTES_DATA = 32 };
+enum { VIEW_WORDS = 512, VIEW_ROOM = 2047, TEXT_HEAD = 40, TEXT_BYTES = 256 };
 
 struct offcpu_walk {	/* in memory: the verifier knows nothing of it, nor follows branches */
 	struct offcpu_python at;
@@ -95,18 +94,18 @@ static __always_inline void find_frame(const struct offcpu_run *run, struct offc
 	run->storage->python_thread = walk->thread;
 }
 
-/* Have the frame in `view`, with the callers below it in its page: a read costs the same. */
-static __always_inline void view_frame(struct offcpu_walk *walk)
+/* Have the frame, with callers below it in its page, in `view`: a read costs the same. 0: done. */
+static __always_inline u32 view_frame(struct offcpu_walk *walk)
 {
 	u64 size = walk->at.frame_size & 127;
 
 	if (walk->frame - walk->from <= walk->room)
-		return;
+		return 0;
 	walk->room = at_most(walk->frame & 4095, VIEW_ROOM) & ~7ULL;
 	walk->from = walk->frame - walk->room;
 	size = (size + walk->room) & (sizeof(walk->view) - 1);
 	barrier_var(size);
-	walk->unreadable = bpf_probe_read_user(walk->view, size, (void *)walk->from);
+	return walk->unreadable = bpf_probe_read_user(walk->view, size, (void *)walk->from);
 }
 
 /* Read a string's begin, less where its mapping ends. Return the number of its bytes. */
@@ -182,8 +181,7 @@ static __always_inline void announce_code(const struct offcpu_run *run, struct o
 	to->file_size = copy_text(walk, word_at(walk->code, walk->at.file), to->file, 511);
 	to->file_flags = walk->text[TEXT_FLAGS];
 	lines = word_at(walk->code, walk->at.lines) + BYTES_DATA;
-	bytes = user_word(lines - BYTES_DATA + OBJECT_LENGTH * sizeof(u64));
-	bytes = at_most(bytes, sizeof(to->lines) - 1);
+	bytes = at_most(user_word(lines - BYTES_LENGTH), sizeof(to->lines) - 1);
 	to->lines_size = bytes & ~sign_of(bpf_probe_read_user(to->lines, bytes, (void *)lines));
 	if (!new_codes.push(to, 0))
 		codes_seen.update(&id, &epoch);
@@ -201,10 +199,7 @@ static __always_inline void walk_python(const struct offcpu_run *run, struct off
 	walk->stamp += HASH_MULTIPLIER;
 	find_frame(run, walk);
 	for_each_round(run->ctl, i, 0, PYTHON_ROUNDS) {
-		if (!walk->frame || walk->nr >= OFFCPU_PYTHON_FRAMES)
-			break;
-		view_frame(walk);
-		if (walk->unreadable)
+		if (!walk->frame || walk->nr >= OFFCPU_PYTHON_FRAMES || view_frame(walk))
 			break;
 		code = view_at(walk, walk->at.code) & ~walk->at.tag;
 		index = view_at(walk, walk->at.instruction) & walk->at.index_mask;

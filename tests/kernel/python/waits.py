@@ -103,32 +103,19 @@ def made_again() -> None:
             exec(compile(*made_of(kind, number % 5, lines=number // 5 * 20), "exec"), {"nap": nap})
 
 
-def generators() -> None:
-    outer()
-    assert Thing().value
-
-
-def recursion() -> None:
-    recurse(60)
-    recurse(500)
-
-
-def extensions() -> None:
-    through_c(3)
-    sorted([Thing(), Thing()])
-    re.sub("a", replacement, "a")
-    ctypes.CDLL(None).qsort((ctypes.c_int * 2)(2, 1), 2, 4, compare)
-
-
-def repeat(*parts: Callable[[], None]) -> None:
+def work() -> None:
     end = time.monotonic() + SECONDS
     while time.monotonic() < end:
-        for part in parts:
-            part()
-
-
-def work() -> None:
-    repeat(nap, generators, recursion, extensions, made_again)
+        nap()
+        assert Thing().value
+        outer()
+        recurse(60)
+        recurse(500)
+        through_c(3)
+        sorted([Thing(), Thing()])
+        re.sub("a", replacement, "a")
+        ctypes.CDLL(None).qsort((ctypes.c_int * 2)(2, 1), 2, 4, compare)
+        made_again()
 
 
 def take(items: Items) -> None:
