@@ -9,10 +9,11 @@ Exported functions of a stripped library often end with a jump to a local one, w
 
 The frame of the local function returns to the program, and the instruction before that address tells what was called:
 `sem_clockwait`. A function that the dynamic linker looked up counts only if the file of the frame exports its name;
-otherwise another file had put its own function in front. In the same file, one counts with a symbol at its address."""
+otherwise another file had put its own function in front. In the same file, one counts with a symbol at its address. The
+part of CPython's interpreter that is apart (`interpreter_part`) has its name however it was called."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -28,11 +29,12 @@ from perf_offcpu.model.recording import Recording
 from perf_offcpu.objects.calls import calls_at, exported, is_signal_return
 from perf_offcpu.objects.elf.image import ElfImage
 from perf_offcpu.objects.files import Refused, open_dso
-from perf_offcpu.objects.functions import symbols_of
+from perf_offcpu.objects.functions import file_offset_to_vaddr, symbols_of
 from perf_offcpu.objects.perf_map import is_jit_memory
 from perf_offcpu.objects.search import Search
 from perf_offcpu.objects.symtab import NO_ADDRESS
 from perf_offcpu.symbolize.frames import Locations, SymbolNames
+from perf_offcpu.symbolize.interpreter_part import INTERPRETER, interpreter_part
 
 _PROBLEMS: Final = (Refused, FormatError, OSError)
 """Errors that leave the calls of a file unknown; they are counted as losses where its functions are read."""
@@ -112,6 +114,7 @@ def _symbols(code: "_Code", inner: I64, outer: I64, strings: Strings) -> I64:
     pairs, pair_of = np.unique(inner[rows] << 32 | outer[rows], return_inverse=True)
     names = code.names(pairs >> 32, [calls[caller] for caller in (pairs & 0xFFFFFFFF).tolist()])
     symbols[rows] = strings.intern_all(names)[pair_of]
+    symbols[code.is_interpreter(inner)] = strings.intern(INTERPRETER)
     return symbols
 
 
@@ -173,6 +176,18 @@ class _Code:
                 elif call.dso == dso and not call.name:
                     names[row] = symbols.get(call.target, "")
         return names
+
+    def is_interpreter(self, frames: I64) -> Bool:
+        """Return bool[n]: True for location rows in the part of CPython's interpreter that is apart."""
+        result, dso_of_frame = np.zeros(len(frames), np.bool_), self.dso[frames]
+        for dso in distinct(dso_of_frame).tolist():
+            if "python" in self.recording.strings[int(self.recording.dsos.path[dso])]:
+                rows = np.flatnonzero(dso_of_frame == dso)
+                with suppress(*_PROBLEMS), ExitStack() as stack:
+                    image = open_dso(self.recording, dso, self.search, stack)
+                    part, address = interpreter_part(image, self.search.cache), self.offset[frames[rows]]
+                    result[rows] = np.searchsorted(part, file_offset_to_vaddr(image.loads, address), "right") == 1
+        return result
 
 
 def _symbols_at(image: ElfImage, addresses: set[int], search: Search) -> dict[int, str]:
