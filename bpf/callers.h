@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Tell the callers of short waits apart without unwinding, for sums of programs that have no frame
- * pointers.
- * The chain of frame pointers of such programs ends in libc, in the same place for all callers. So
+ * pointers. Their chain of frame pointers ends in libc, in the same place for all callers. So
  * of the words at the top of the stack those are hashed that may be return addresses: all that
  * point into the program's own text, and those that point to where libraries are mapped unless
  * malloc() may have returned them (it aligns, code does not). Other words change from wait to wait.
- * Old return addresses, where no call has written since, do no harm: one path of calls leads to a
- * few hashes.
+ * Old return addresses do no harm: one path of calls leads to a few hashes.
  *
  * A thread that waits in the same place again has most of these words again. So they are kept and
  * compared, which costs less than the hash; that of eight words is made again if one has changed.
@@ -31,7 +29,6 @@ static __always_inline u64 hash_block(const struct offcpu_layout *at, const u64 
 	u64 hash = 0;
 	u32 i;
 
-	/* Unrolled it takes half the time. */
 #pragma clang loop unroll(full)
 	for (i = 0; i < BLOCK_WORDS; i++)
 		if (may_return(at, words[i] & CODE_MASK, LIBRARIES))

@@ -138,8 +138,7 @@ static __always_inline u32 choose_copy(const struct offcpu_control *ctl,
 /*
  * Hash words that may be return addresses: into the program's text, or, unless they are aligned,
  * near mmap_base (above it where the size of the stack has no limit), and keep them. A verifier
- * follows at most 8192 branches in a row, so there are none: the top bit of ~x & (x - n) says
- * whether x < n.
+ * follows at most 8192 branches in a row, so there are none: ~x & (x - n) has the top bit if x < n.
  */
 static __always_inline u64 hash_words(const struct offcpu_layout *at, struct offcpu_piece *piece,
 				      const u64 *words, u64 hash)

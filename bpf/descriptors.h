@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What a descriptor or a number in the arguments of a system call refers to.
- * Kernel memory is read by the offsets of the running kernel. What identifies an object goes into
- * its id, a hash.
+ * What a descriptor or a number in the arguments of a system call refers to. Kernel memory is read
+ * by the offsets of the running kernel. What identifies an object goes into its id, a hash.
  */
 #pragma once
 

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Locks of programs: who holds the one for which a thread begins to wait, by the word in memory
- * that names the owner.
+ * Locks of programs: who holds the one for which a thread begins to wait, by a word in memory.
  *
  *	FUTEX_LOCK_PI			the futex: its low 30 bits are the owner
  *	robust mutex			the same in the value that the thread waits to change

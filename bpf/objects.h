@@ -112,18 +112,13 @@ static __always_inline void announce(const struct offcpu_control *ctl, struct of
 /* The only descriptor of threads that are still blocked in poll() or select(), from user space. */
 BPF_TABLE("lru_hash", struct offcpu_polled, u32, polled, OFFCPU_POLLED);
 
-/* Whether a wait is over, and its system call did not end by itself after the time asked for. */
-static __always_inline bool ended_early(const struct offcpu_object *to, u64 ns)
-{
-	return ns && (to->asked_ns == OFFCPU_NOT_KNOWN || ns + NS_PER_MS < to->asked_ns);
-}
-
 /* Fill in what the arguments of a system call name. */
 static __always_inline void describe_call(const struct offcpu_run *run, struct offcpu_object *to,
 					  u32 what, const struct offcpu_arguments *args)
 {
 	u64 first = args->words[0], second = args->words[1], file, ready;
 	u64 waitv[3] = { args->words[2], first, second };	/* val, uaddr, flags */
+	u64 length = run->wait->length;		/* 0 if it is not over */
 	u32 state = run->wait->prev_state;
 	s32 fd = -1, number;
 
@@ -190,7 +185,7 @@ static __always_inline void describe_call(const struct offcpu_run *run, struct o
 		ready = ready_file(to, file);
 		if (ready)
 			file = ready;
-		else if (ended_early(to, run->wait->length))
+		else if (length && length + NS_PER_MS < to->asked_ns)	/* or OFFCPU_NOT_KNOWN */
 			to->lost |= OFFCPU_OBJECT_TAKEN;
 	}
 	describe_open(to, file);

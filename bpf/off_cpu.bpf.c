@@ -120,7 +120,8 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *task, u32 
 		mode = OFFCPU_THROTTLED;
 	mode = unknown(ctl, mode);
 	preempted = unknown(ctl, preempted);
-	wanted = unknown(ctl, is_wanted(ctl, mode) && on_wanted_cpu(ctl));
+	wanted = unknown(ctl, is_wanted(ctl, mode) && (!ctl->by_cpu ||
+			 find_target(OFFCPU_CPU, bpf_get_smp_processor_id())));
 	if (!OFFCPU_BUDGET && !wanted)
 		return;
 	storage = leaving(ctl, task, now);
@@ -493,6 +494,17 @@ int offcpu_python(u64 *ctx)
 	send_sample(&run);
 	return 0;
 }
+
+/* uprobe at code_dealloc() of an interpreter */
+int offcpu_freed(void *ctx)
+{
+	u32 pid = pid_of(bpf_get_current_task_btf());
+	struct offcpu_python *at = pythons.lookup(&pid);
+
+	if (at)
+		__sync_fetch_and_add(&at->freed, 1);
+	return 0;
+}
 #endif
 
 /* tp_btf/sched_process_fork(struct task_struct *parent, *child) */
@@ -510,8 +522,12 @@ int offcpu_fork(u64 *ctx)
 	if (key.id == pid_of(child))
 		targets.delete(&key);
 	if (at && key.id == pid_of(child)) {
-		at->mm = 0;	/* is set when either is sampled */
 		pythons.update(&key.id, at);
+		at = pythons.lookup(&key.id);
+		if (at) {
+			at->mm = (u64)POINTER(child, TASK_MM);	/* until it calls execve() */
+			at->freed = 0;				/* its count is its own */
+		}
 	}
 	if (find_storage(parent) || (ctl && is_target(ctl, parent)))
 		create_storage(child);

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Declarations shared by the BPF program and user space.
- * perf_offcpu/collect/bpf/header.py reads the enumerations and structures from this file, so that
- * nothing is declared twice. It expects members of integer types with a size, and enumerators that
- * count from 0.
+ * perf_offcpu/collect/bpf/header.py reads the enumerations and structures from this file. It
+ * expects members of integer types with a size, and enumerators that count from 0.
  */
 #pragma once
 
@@ -229,10 +228,12 @@ struct offcpu_polled {
 
 /*
  * Where a process keeps the state of Python, and what differs between versions, as numbers. See
- * collect/python/offsets.py. `mm`: of the process, from its first sample on.
+ * collect/python/offsets.py. `mm`: of the process, from its first sample on. `freed`: of its code
+ * objects, the number freed, above a unique number << OFFCPU_FREED_BITS; without it none is known.
  */
+#define OFFCPU_FREED_BITS 40
 struct offcpu_python {
-	u64 interpreters, mm, direct, tag, index_mask, relative;
+	u64 interpreters, mm, freed, direct, tag, index_mask, relative;
 	u32 next_interpreter, threads, next_thread, thread_id, thread_frame, c_frame;
 	u32 frame_size, code, previous, instruction, unit_shift;
 	u32 entry, entry_shift, least_shim, entry_each, entry_marked;
@@ -374,8 +375,7 @@ struct offcpu_last {
 
 /*
  * The fixed part of the payload's extension. Its members are the rows of the table EXTENSION in
- * perf_offcpu/abi/offcpu.py, with the same names in the same order. A new member goes to the end,
- * and so does its row.
+ * perf_offcpu/abi/offcpu.py, with the same names in the same order. New ones go to the end.
  */
 struct offcpu_extension {
 	u32 magic;			/* OFFCPU_MAGIC */
@@ -411,9 +411,7 @@ struct offcpu_extension {
 #define OFFCPU_EXTENSION_SIZE offsetof(struct offcpu_extension, end)
 #define OFFCPU_EXTENSION_WORDS (sizeof(struct offcpu_extension) / sizeof(u64))
 
-#define OFFCPU_KIND_WAIT 1
-#define OFFCPU_KIND_SUM 2
-#define OFFCPU_KIND_BEGAN_BEFORE 4
+enum { OFFCPU_KIND_WAIT = 1, OFFCPU_KIND_SUM = 2, OFFCPU_KIND_BEGAN_BEFORE = 4 };
 
 /* flags */
 #define OFFCPU_PREEMPTED_WAIT 1		/* the thread stayed runnable */
@@ -425,17 +423,12 @@ struct offcpu_extension {
 #define OFFCPU_DRAWN 64			/* of a sum: weight of the waits drawn for their stack */
 
 /* lost */
-#define OFFCPU_LOST_USER_STACK 1
-#define OFFCPU_LOST_KERNEL_STACK 2
-#define OFFCPU_LOST_USER_CUT 4
-#define OFFCPU_LOST_KERNEL_CUT 8
+enum { OFFCPU_LOST_USER_STACK = 1, OFFCPU_LOST_KERNEL_STACK = 2, OFFCPU_LOST_USER_CUT = 4,
+       OFFCPU_LOST_KERNEL_CUT = 8 };
 
 /* object_lost */
-#define OFFCPU_OBJECT_CLOSED 1
-#define OFFCPU_OBJECT_FAULT 2
-#define OFFCPU_OBJECT_COMPAT 4
-#define OFFCPU_OBJECT_FULL 8
-#define OFFCPU_OBJECT_TAKEN 16
+enum { OFFCPU_OBJECT_CLOSED = 1, OFFCPU_OBJECT_FAULT = 2, OFFCPU_OBJECT_COMPAT = 4,
+       OFFCPU_OBJECT_FULL = 8, OFFCPU_OBJECT_TAKEN = 16 };
 
 #define OFFCPU_NOT_KNOWN (~0ULL)
 #define OFFCPU_NO_ID (~0U)

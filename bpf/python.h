@@ -22,7 +22,8 @@ enum { VIEW_WORDS = 512, VIEW_ROOM = 2047, TEXT_HEAD = 40, TEXT_BYTES = 256 };
 
 struct offcpu_walk {	/* in memory: the verifier knows nothing of it, nor follows branches */
 	struct offcpu_python at;
-	volatile u64 thread, interpreter, frame, room, from, stamp;	/* from, room: of `view` */
+	volatile u64 thread, interpreter, frame, room, from;	/* from, room: of `view` */
+	volatile u64 walks, stamp;	/* of what this walk proves; of code, until some is freed */
 	volatile u32 nr, unreadable;
 	struct offcpu_python_object {	/* code, file name: the frames of a walk keep them */
 		u64 stamp, hash, described;	/* id of described code, and in which epoch */
@@ -146,9 +147,9 @@ static __always_inline u64 hash_code(const struct offcpu_run *run, struct offcpu
 	hash = mix(mix(hash, word_at(walk->code, walk->at.lines)), walk->to.first_line);
 	if (walk->at.version)
 		return mix(hash, word_at(walk->code, walk->at.version)) >> CODE_ID_SHIFT;
-	if (known->stamp != (walk->stamp ^ file))
+	if (known->stamp != (walk->walks ^ file))
 		known->hash = hash_text(walk, file);
-	known->stamp = walk->stamp ^ file;
+	known->stamp = walk->walks ^ file;
 	return mix(mix(hash, known->hash), hash_text(walk, name)) >> CODE_ID_SHIFT;
 }
 
@@ -186,7 +187,13 @@ static __always_inline void announce_code(const struct offcpu_run *run, struct o
 	if (!new_codes.push(to, 0))
 		codes_seen.update(&id, &epoch);
 	else
-		known->described = 0;	/* the next wait in it tries again */
+		known->described = known->stamp = 0;	/* the next wait in it tries again */
+}
+
+/* Whether code stays until code is freed: not what is being freed, whose frame may be the leaf. */
+static __always_inline bool is_held(struct offcpu_walk *walk, u64 code)
+{
+	return walk->stamp != walk->walks && walk->nr && (u32)user_word(code) > 1;
 }
 
 /* Read the Python frames of `current`. */
@@ -196,7 +203,9 @@ static __always_inline void walk_python(const struct offcpu_run *run, struct off
 	struct offcpu_python_object *known;
 
 	walk->nr = walk->unreadable = walk->room = walk->from = 0;
-	walk->stamp += HASH_MULTIPLIER;
+	walk->walks += HASH_MULTIPLIER;
+	walk->stamp = run->ctl->copy_all || !(walk->at.freed >> OFFCPU_FREED_BITS) ? walk->walks :
+		      mix(mix(run->ctl->hash_key, walk->at.freed), run->ctl->epoch);
 	find_frame(run, walk);
 	for_each_round(run->ctl, i, 0, PYTHON_ROUNDS) {
 		if (!walk->frame || walk->nr >= OFFCPU_PYTHON_FRAMES || view_frame(walk))
@@ -216,7 +225,7 @@ static __always_inline void walk_python(const struct offcpu_run *run, struct off
 			if (walk->unreadable)
 				break;
 			known->hash = hash_code(run, walk);
-			known->stamp = walk->stamp ^ code;
+			known->stamp = (is_held(walk, code) ? walk->stamp : walk->walks) ^ code;
 			announce_code(run, walk, known);
 		}
 		index -= (code + walk->at.instructions) & walk->at.relative;

@@ -28,8 +28,7 @@ static __always_inline long walk_as_kernel(void *ctx, struct offcpu_stack *stack
  * Walk the user stack of a task, which is `current`; kernel threads have none.
  * With `often`, a constant, frames are read by windows. Verifiers that follow each round (loops.h)
  * take long for that, so a program has one place for it: the begin of a wait, or the wake-up.
- * Elsewhere, for long waits only, the kernel walks: at the end of a wait, where memory of the
- * sleeper can be read with OFFCPU_AT_EXIT only.
+ * Elsewhere, for long waits only, the kernel walks: at their end, with OFFCPU_AT_EXIT only.
  */
 static __always_inline void take_user_stack(void *ctx, const struct offcpu_control *ctl,
 					    struct task_struct *task, struct offcpu_stack *stack,

@@ -140,11 +140,6 @@ static __always_inline bool has_properties(const struct offcpu_control *ctl,
 	return !late_value(OFFCPU_PID_LEVEL) || tid_of(task) || find_storage(task);
 }
 
-static __always_inline bool on_wanted_cpu(const struct offcpu_control *ctl)
-{
-	return !ctl->by_cpu || find_target(OFFCPU_CPU, bpf_get_smp_processor_id());
-}
-
 static __always_inline struct offcpu_task *create_storage(struct task_struct *task)
 {
 	struct offcpu_task *made = tasks.task_storage_get(task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);

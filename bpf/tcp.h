@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Facts about the TCP connection that a wait was for: whether the network, the window or the peer
- * was slow.
+ * Facts about the TCP connection that a wait was for: whether network, window or peer was slow.
  * They are read when the wait has become a sample, and of waits that are not over at the end of the
  * recording. Nothing is read when a wait begins: readers compare the times here, counted back from
  * the end, with the length of the wait. The kernel keeps most of them in ticks of its timer.

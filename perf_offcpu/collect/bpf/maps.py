@@ -184,6 +184,13 @@ class ProgramMaps:
         with contextlib.suppress(OSError):
             bpf_syscall.update(self._fds["pythons"], _u32(pid), row.tobytes())
 
+    def python(self, pid: int) -> dict[str, int]:
+        """Return the members of `struct offcpu_python` of a process; 0 for all: it is not there."""
+        row = np.zeros((), self.header.structs["python"])
+        with contextlib.suppress(OSError):
+            row = np.frombuffer(bpf_syscall.lookup(self._fds["pythons"], _u32(pid), row.itemsize), row.dtype)[0]
+        return {name: int(row[name]) for name in row.dtype.names or ()}
+
     def forget_python(self, pid: int) -> None:
         """Undo `set_python`."""
         with contextlib.suppress(OSError):  # it is not there

@@ -21,6 +21,7 @@ import mmap
 import os
 import re
 import struct
+from collections.abc import Collection
 from typing import Any, Final, NamedTuple
 
 from perf_offcpu.abi.elf import EHDR, ElfClass, SegmentType
@@ -98,20 +99,26 @@ def find_section(fd: int, wanted: bytes) -> Section | None:
 
 
 def _find_section(fd: int, header: dict[str, Any], wanted: bytes) -> Section | None:
-    if header["e_shentsize"] != _SECTION_HEADER.size:
+    place = sections_of(fd, header, [wanted]).get(wanted)
+    if place is None:
         return None
+    segments = program_headers(fd, header, "<")
+    loads = [(s["p_offset"], s["p_filesz"], s["p_vaddr"]) for s in segments if s["p_type"] == SegmentType.LOAD]
+    return Section(*place[:2], loads)
+
+
+def sections_of(fd: int, header: dict[str, Any], wanted: Collection[bytes]) -> dict[bytes, tuple[int, int, int]]:
+    """Return name → (virtual address, file offset, size) of the wanted sections that an open ELF file has."""
+    if header["e_shentsize"] != _SECTION_HEADER.size:
+        return {}
     table = os.pread(fd, _SECTION_HEADER.size * min(header["e_shnum"], _MOST_SECTIONS), header["e_shoff"])
     sections = list(_SECTION_HEADER.iter_unpack(table[: len(table) // _SECTION_HEADER.size * _SECTION_HEADER.size]))
     if header["e_shstrndx"] >= len(sections):
-        return None
+        return {}
     strings = sections[header["e_shstrndx"]]
     names = os.pread(fd, min(strings[5], _MOST_NAMES), strings[4])
-    for name, _, _, address, offset, *_ in sections:
-        if names[name : name + len(wanted) + 1] == wanted + b"\0":
-            segments = program_headers(fd, header, "<")
-            loads = [(s["p_offset"], s["p_filesz"], s["p_vaddr"]) for s in segments if s["p_type"] == SegmentType.LOAD]
-            return Section(address, offset, loads)
-    return None
+    named = ((names[row[0] :].partition(b"\0")[0], row[3:6]) for row in reversed(sections))
+    return {name: place for name, place in named if name in wanted}
 
 
 def offsets_of(head: bytes, minor: int) -> dict[str, int]:

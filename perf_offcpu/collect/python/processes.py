@@ -75,8 +75,8 @@ def ended_process(kind: int, record: memoryview) -> int:
 class PythonMap(Protocol):
     """Keeps where processes that run CPython have their state."""
 
-    def set_python(self, pid: int, values: Mapping[str, int]) -> None:
-        """Take the members of `struct offcpu_python` of a process."""
+    def set_python(self, pid: int, values: Mapping[str, int], *, forked: bool = False) -> None:
+        """Take the members of `struct offcpu_python` of a process. `forked`: they are its parent's, and copied."""
 
     def forget_python(self, pid: int) -> None:
         """Undo `set_python`."""
@@ -149,13 +149,13 @@ class PythonProcesses(MappingFollower):
             if self.offsets.pop(pid):
                 self.maps.forget_python(pid)
         elif kind == _FORK and pid != parent and self.offsets.get(parent):
-            self._tell(pid, self.offsets[parent])
+            self._tell(pid, self.offsets[parent], forked=True)
 
-    def _tell(self, pid: int, offsets: dict[str, int]) -> None:
+    def _tell(self, pid: int, offsets: dict[str, int], *, forked: bool = False) -> None:
         assert self.maps is not None
         if len(self.offsets) < _MOST_PROCESSES or pid in self.offsets:
             self.offsets[pid] = offsets
-            self.maps.set_python(pid, offsets)
+            self.maps.set_python(pid, offsets, forked=forked)
         else:
             self._lost.add(losses.PYTHON_UNKNOWN)
 

@@ -199,7 +199,7 @@ class UserCollector(Closing):
         """Take records of what processes map already."""
         self._pythons.see(records)
 
-    def set_python(self, pid: int, values: Mapping[str, int]) -> None:
+    def set_python(self, pid: int, values: Mapping[str, int], *, forked: bool = False) -> None:
         """Do nothing: no BPF program wants to know where a process has the state of Python."""
 
     def forget_python(self, pid: int) -> None:
