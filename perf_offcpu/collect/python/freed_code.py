@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Count the code objects that processes free: as long as one frees none, an address of which the BPF program has proven
 which function it means means it still. CPython frees them through `PyCode_Type.tp_dealloc`, where a uprobe counts. A
-process without uprobe has the proof at each sample. A trap takes 1 to 3 us: only processes with samples that have lived for
-a second get a uprobe, and lose it if they free more than _MOST_A_SECOND, or _MOST_AT_ONCE."""
+process without uprobe has the proof at each sample. A trap takes 1 to 3 us: only processes with samples that have lived
+for a second get a uprobe, and lose it if they free more than _MOST_A_SECOND, or _MOST_AT_ONCE."""
 
 import ctypes
 import os
