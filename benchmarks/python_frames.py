@@ -119,8 +119,10 @@ def main() -> None:
             assert samples > 100, samples
             rounds.append(cost)
     program.kill()
-    counted, alone, without = (statistics.median(rounds) for rounds in costs.values())
-    print(f"{args.stack} functions: {counted:.0f} ns a sample, without uprobe {alone:.0f}, without both {without:.0f}")
+    with_uprobe, alone, without = (statistics.median(rounds) for rounds in costs.values())
+    print(
+        f"{args.stack} functions: {with_uprobe:.0f} ns a sample, without uprobe {alone:.0f}, without both {without:.0f}"
+    )
 
 
 if __name__ == "__main__":

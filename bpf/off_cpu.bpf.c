@@ -526,7 +526,7 @@ int offcpu_fork(u64 *ctx)
 		at = pythons.lookup(&key.id);
 		if (at) {
 			at->mm = (u64)POINTER(child, TASK_MM);	/* until it calls execve() */
-			at->freed = 0;				/* its count is its own */
+			at->freed = 0;	/* it has no uprobe */
 		}
 	}
 	if (find_storage(parent) || (ctl && is_target(ctl, parent)))

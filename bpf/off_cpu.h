@@ -227,9 +227,8 @@ struct offcpu_polled {
 #define OFFCPU_PYTHON_FRAMES 128	/* of a sample, leaf first; a power of two */
 
 /*
- * Where a process keeps the state of Python, and what differs between versions, as numbers. See
- * collect/python/offsets.py. `mm`: of the process, from its first sample on. `freed`: of its code
- * objects, the number freed, above a unique number << OFFCPU_FREED_BITS; without it none is known.
+ * Where a process keeps the state of Python (collect/python/offsets.py), its `mm`, and the number
+ * of code objects that it has freed, below a unique number << OFFCPU_FREED_BITS; 0: not known.
  */
 #define OFFCPU_FREED_BITS 40
 struct offcpu_python {

@@ -174,8 +174,8 @@ def test_states_and_wake_ups_come_with_the_tracepoints(run: Run) -> None:
 
 
 def test_nothing_of_the_command_is_left_out(run: Run) -> None:
-    """A recording of the command alone has it from its beginning."""
-    if len(set(run.recording.samples.pid.tolist())) == 1:
+    """A recording of the command alone has it from its beginning, unless perf has lost records."""
+    if len(set(run.recording.samples.pid.tolist())) == 1 and losses.LOST_RECORDS not in run.recording.losses:
         unknown = {losses.END_NOT_RECORDED, losses.BEGIN_NOT_RECORDED, losses.BEGIN_UNKNOWN}
         assert not unknown & run.recording.losses.keys()
 

