@@ -27,16 +27,17 @@ DESIGNS = "threads,24 threads,asyncio,recursion,generators,C between,made again,
 
 
 def is_placed(profile: Profile, node: int) -> bool:
-    """Return whether each call of the interpreter in C has Python functions above it, and each function a call."""
-    frames, has_function = profile.frames, False
+    """Return whether Python functions stand at calls of the interpreter in C, each call with one, but for calls next
+    to the root of a stack with more functions than are read."""
+    frames, has_function, is_bare = profile.frames, False, False
     while node >= 0:
         frame = int(profile.stacks.frame[node])
         if frames.file[frame] and not frames.dso[frame]:
             has_function = True
-        elif profile.strings[int(frames.symbol[frame])].startswith("_PyEval_EvalFrameDefault"):
-            if not has_function:
+            if is_bare:
                 return False
-            has_function = False
+        elif profile.strings[int(frames.symbol[frame])].startswith("_PyEval_EvalFrameDefault"):
+            has_function, is_bare = False, is_bare or not has_function
         node = int(profile.stacks.parent[node])
     return not has_function
 
