@@ -25,21 +25,25 @@ PROGRAM = [sys.executable, "-m", "perf_offcpu"]
 
 
 def run(
-    *arguments: str | Path, cwd: Path | None = None, timeout_s: float = 60, status: int | None = 0
+    *arguments: str | Path,
+    cwd: Path | None = None,
+    timeout_s: float = 60,
+    status: int | None = 0,
+    stdin: str | Path = os.devnull,
 ) -> subprocess.CompletedProcess[str]:
     """Run the program to its end and return what subprocess.run() would, its output captured. `status` is the exit
     status that is right; None: any. Raises subprocess.TimeoutExpired if it did not end in time."""
     command = ["perf-offcpu", *map(str, arguments)]
     outputs = [os.memfd_create(name, os.MFD_CLOEXEC) for name in ("stdout", "stderr")]
     places = [f"/proc/{os.getpid()}/fd/{fd}" for fd in outputs]
-    handed = (command, cwd or Path.cwd(), dict(os.environ), places, search.DEBUG_ROOTS)
+    handed = (command, cwd or Path.cwd(), dict(os.environ), [str(stdin), *places], search.DEBUG_ROOTS)
     process = _server().Process(target=_main, args=handed)
     try:
         process.start()
         process.join(timeout_s * PATIENCE)
         if process.exitcode is None:
             raise subprocess.TimeoutExpired(command, timeout_s)
-        stdout, stderr = (os.pread(fd, os.fstat(fd).st_size, 0).decode() for fd in outputs)
+        stdout, stderr = (os.pread(fd, os.fstat(fd).st_size, 0).decode(errors="backslashreplace") for fd in outputs)
         assert status in (None, process.exitcode), f"exit status {process.exitcode}: {stderr}"
         return subprocess.CompletedProcess(command, process.exitcode, stdout, stderr)
     finally:
@@ -57,12 +61,12 @@ def _server() -> ForkServerContext:
 
 
 def _main(
-    command: Sequence[str], cwd: Path, environment: Mapping[str, str], outputs: Sequence[str],
+    command: Sequence[str], cwd: Path, environment: Mapping[str, str], streams: Sequence[str],
     debug_roots: Sequence[str],
 ) -> None:  # fmt: skip
     search.DEBUG_ROOTS = debug_roots
-    for fd, place in enumerate(outputs, 1):
-        opened = os.open(place, os.O_WRONLY)
+    for fd, place in enumerate(streams):
+        opened = os.open(place, os.O_WRONLY if fd else os.O_RDONLY)
         os.dup2(opened, fd)
         os.close(opened)
     os.chdir(cwd)

@@ -7,10 +7,10 @@ import functools
 import io
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from builders import program
 from builders.refused import output, refused
 
 from perf_offcpu.cli import main
@@ -62,17 +62,16 @@ def test_shells_evaluate_the_script_without_complaint(tmp_path: Path) -> None:
 
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "perf-7.2"
-PROGRAM = Path(sys.executable).with_name("perf-offcpu")
 FILE = ("-f", "-i", str(DATA / "atend.data"))
 
 
-@pytest.mark.parametrize(
-    "words",
-    ["--stdio", "--stdio --no-children", "-n --show-total-period -v", "-g", "-G", "-g graph,0.5,caller",
-     "--call-graph=fractal,0.5,caller,function,percent", "--stdio -g caller"],
-)  # fmt: skip
-def test_options_without_effect(words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert output(capsys, "report", *FILE, *words.split()) == output(capsys, "report", *FILE)
+def test_options_without_effect(capsys: pytest.CaptureFixture[str]) -> None:
+    usual = output(capsys, "report", *FILE)
+    for words in (
+        "--stdio", "--stdio --no-children", "-n --show-total-period -v", "-g", "-G", "-g graph,0.5,caller",
+        "--call-graph=fractal,0.5,caller,function,percent", "--stdio -g caller",
+    ):  # fmt: skip
+        assert output(capsys, "report", *FILE, *words.split()) == usual, words
 
 
 @pytest.mark.parametrize(("verb", "words", "same"), [
@@ -85,12 +84,10 @@ def test_other_names(verb: str, words: str, same: str, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(("words", "part"), [
-    ("report -i -", b"offcpu-time"), ("script -i -", b"offcpu-time"), ("inject -f -i -", b"PERFILE2"),
+    ("report -i -", "offcpu-time"), ("script -i -", "offcpu-time"), ("inject -f -i -", "PERFILE2"),
 ])  # fmt: skip
-def test_pipes_as_input_and_output(words: str, part: bytes) -> None:
-    with (DATA / "direct.data").open("rb") as stdin:
-        done = subprocess.run([PROGRAM, *words.split()], stdin=stdin, capture_output=True, timeout=60, check=True)
-    assert part in done.stdout
+def test_pipes_as_input_and_output(words: str, part: str) -> None:
+    assert part in program.run(*words.split(), stdin=DATA / "direct.data").stdout
 
 
 @pytest.mark.parametrize(("line", "sentence"), [

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from builders import program
 from builders.foreign import big_endian
 from builders.perf_text import DEFERRED, Printed, parse
 from builders.refused import output, refused
@@ -85,9 +86,7 @@ def test_waits_between_switches_show_when_asked_for(script: Script) -> None:
 
 
 def test_standard_input_gives_the_same(script: Script) -> None:
-    with (DATA / "pipe.data").open("rb") as stdin:
-        done = subprocess.run([PROGRAM, "script", "-i", "-"], stdin=stdin, capture_output=True, check=True, timeout=60)
-    assert done.stdout.decode() == script("pipe")
+    assert program.run("script", "-i", "-", stdin=DATA / "pipe.data").stdout == script("pipe")
 
 
 def test_damage_is_reported_on_standard_error(perf_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,7 +106,14 @@ def test_wrong_usage(options: list[str], capsys: pytest.CaptureFixture[str]) -> 
     assert refused(capsys, "script", "-i", str(DATA / "atend.data"), *options).startswith("perf-offcpu script: ")
 
 
-@pytest.mark.parametrize("words", ["script", "dump", "report --json", "convert --chrome-trace -o -"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "script",
+        "report --json",
+        *(pytest.param(words, marks=pytest.mark.long) for words in ("dump", "convert --chrome-trace -o -")),
+    ],
+)
 def test_a_reader_that_goes_away_ends_it_quietly(words: str) -> None:
     command: list[str | Path] = [PROGRAM, *words.split(), "-f", "-i", DATA / "direct.data"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, pipesize=4096) as process:
