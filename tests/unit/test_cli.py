@@ -197,10 +197,8 @@ def closing(redirection: str, *arguments: str) -> subprocess.CompletedProcess[st
 def test_closed_standard_output_is_one_sentence(words: str) -> None:
     done = closing(">&-", *words.replace("DEMO", str(DEMO)).split())
     assert (done.returncode, done.stdout) == (1, "")
-    assert re.fullmatch(
-        rf"perf-offcpu {words.split(maxsplit=1)[0]}: standard output(: cannot write the recording:| is closed)[^\n]*\n",
-        done.stderr,
-    )
+    verb, problem = words.partition(" ")[0], "standard output(: cannot write the recording:| is closed)"
+    assert re.fullmatch(rf"perf-offcpu {verb}: {problem}[^\n]*\n", done.stderr)
 
 
 def zeroed(data: bytes) -> bytes:

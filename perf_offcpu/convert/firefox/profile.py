@@ -25,7 +25,7 @@ from perf_offcpu.analysis.wakeups import Wakeups, wakeups_of
 from perf_offcpu.callpaths.weights import title_of, unit_of
 from perf_offcpu.causality.path_rows import PathTrack
 from perf_offcpu.convert.encode.text_columns import array_items, blocks, joined, path_texts, picked, running_sums
-from perf_offcpu.convert.firefox.shared import CATEGORIES, THREAD, SharedTables, StringArray
+from perf_offcpu.convert.firefox.shared import CATEGORIES, MARKERS, THREAD, SharedTables, StringArray
 from perf_offcpu.convert.registry import Options
 from perf_offcpu.convert.wait_details import details_of
 from perf_offcpu.model.columns import I64, distinct
@@ -42,40 +42,6 @@ _INSTANT, _INTERVAL = 0, 1
 _KEYS = {"woken by": "waker", "held by": "holder"}  # detail → its key in the schema, where it differs
 
 
-def _schema(
-    name: str, description: str, tooltip: str, label: str, fields: dict[str, str], *display: str
-) -> dict[str, Any]:
-    """Return the schema of a marker type. `display`: further panels. `fields`: key → label; text, but "runq" a time."""
-    formats = {"runq": "duration"}
-    return {
-        "name": name,
-        "description": description,
-        "tooltipLabel": tooltip,
-        "chartLabel": label,
-        "tableLabel": label,
-        "display": ["marker-chart", "marker-table", *display],
-        "fields": [
-            {"key": key, "label": text, "format": formats.get(key, "unique-string")} for key, text in fields.items()
-        ],
-    }
-
-
-_WAIT_FIELDS = {
-    "function": "Function", "object": "Object", "network": "Network or peer", "holder": "Held by",
-    "syscall": "System call", "state": "State", "waker": "Woken by", "runq": "Run-queue delay",
-    "wakerstack": "Waker's stack", "cgroup": "Control group", "note": "Note",
-}  # fmt: skip
-_WAIT_TEXT, _WAIT_LABEL = "Off-CPU time, from switch-out to switch-in.", "{marker.data.function}"
-_WAKES = "{marker.data.sleeper}"
-_PATH_TEXT = "What the thread did, or waited for in the end."
-SCHEMA = [
-    _schema("Wait", _WAIT_TEXT, "waits for: {marker.name}", _WAIT_LABEL, _WAIT_FIELDS, "timeline-overview")
-    | {"isStackBased": True},
-    _schema("Wake-up", "This thread woke another.", f"wakes {_WAKES}", _WAKES, {"sleeper": "Wakes"}),
-]
-PATH_SCHEMA = _schema(
-    "Critical path", _PATH_TEXT, "{marker.name}", "{marker.name}", {"through": "Through"}, "timeline-overview"
-)
 NO_MARKERS = '{"data":[],"name":[],"startTime":[],"endTime":[],"phase":[],"category":[],"length":0}'
 
 
@@ -164,7 +130,7 @@ class _Writer:
             "usesOnlyOneStackType": True,
             "sourceCodeIsNotOnSearchfox": True,
             "keepProfileThreadOrder": True,
-            "markerSchema": SCHEMA if self.path is None else [*SCHEMA, PATH_SCHEMA],
+            "markerSchema": MARKERS[:-1] if self.path is None else MARKERS,
             "initialVisibleThreads": sorted(chain.from_iterable(visible)) + of_path,
             "initialSelectedThreads": visible[0][:1] if visible else [],
         } | {name: value for name, value in known.items() if value}

@@ -11,6 +11,7 @@ Source of the format: src/types/profile.ts of https://github.com/firefox-devtool
 import json
 import uuid
 from collections.abc import Iterator
+from importlib import resources
 from typing import Any
 
 import numpy as np
@@ -37,14 +38,10 @@ _CATEGORY_OF_KIND = {kind: _NAMES.index(name) for kind, name in _CATEGORIES_OF_K
 CATEGORIES: list[dict[str, Any]] = [
     {"name": name, "color": colour, "subcategories": ["Other"]} for name, colour in _COLOURS.items()
 ]
-THREAD: dict[str, Any] = {
-    "processType": "default",
-    "processStartupTime": 0,
-    "processShutdownTime": None,
-    "registerTime": 0,
-    "unregisterTime": None,
-    "pausedRanges": [],
-}
+_FORMAT = json.loads(resources.files(__package__).joinpath("shared.json").read_text("utf-8"))  # direct: of this package
+MARKERS: list[dict[str, Any]] = _FORMAT["markers"]
+"""Schemas of the types of markers: waits, wake-ups, segments of a critical path."""
+THREAD: dict[str, Any] = _FORMAT["thread"]
 """Members that the JSON of every thread has with these values."""
 _MINUS_ONE = frozenset({"address", "lib", "resource"})  # columns in which -1 stands for none; in the others null does
 _LIBRARY = 1
