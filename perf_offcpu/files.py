@@ -82,10 +82,9 @@ def read_regular(path: str, max_bytes: int, *, owners: Collection[int] | None = 
 
 
 def read_kernel(path: str, max_bytes: int = 1 << 28) -> bytes:
-    """Return the content of a file of /proc, /sys or tracefs, which have no size until they are read.
-
-    Their text holds names that any user can choose: it is bytes, and lines end at `\\n` alone (`bytes.splitlines`
-    would also split at `\\r`, which the kernel does not escape)."""
+    """Return the content of a file of /proc, /sys or tracefs, which have no size until they are read. Their text holds
+    names that any user can choose: it is bytes, and lines end at `\\n` alone (`bytes.splitlines` would also split at
+    `\\r`, which the kernel does not escape)."""
     text = read_kernel_begin(path, max_bytes + 1)
     if len(text) > max_bytes:
         raise FileRefusedError(path, f"it is larger than {max_bytes} bytes")

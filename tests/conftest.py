@@ -58,10 +58,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Choose the debug files that names come from, before fixtures of modules read them.
-
-    Those of the machine name nothing in tests that need no kernel. A kernel test without root fails and says
-    what to do: skipped, it would look like passed."""
+    """Choose the debug files that names come from, before fixtures of modules read them. Those of the machine name
+    nothing in tests that need no kernel. A kernel test without root fails and says what to do: skipped, it would look
+    like passed."""
     of_kernel = item.get_closest_marker("kernel") is not None
     search.DEBUG_ROOTS = DEBUG_ROOTS if of_kernel else ("/nonexistent",)
     if of_kernel and os.geteuid() != 0:
@@ -71,10 +70,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def own_caches(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> None:
     """No test sees or changes what this user's caches of symbols hold; commands it starts neither. Workers of a run
-    share one, as readers and writers of different programs do.
-
-    BPF programs are compiled once for all runs of the tests: they are named by all that they are made of,
-    and tests/kernel/test_bpf_cache.py, which compiles them anew, holds that. So are the programs of tests/workload."""
+    share one, as readers and writers of different programs do. BPF programs are compiled once for all runs of the
+    tests: they are named by all that they are made of, and tests/kernel/test_bpf_cache.py, which compiles them anew,
+    holds that. So are the programs of tests/workload."""
     caches = tmp_path_factory.mktemp("caches")
     is_worker = "PYTEST_XDIST_WORKER" in os.environ
     cache = (tmp_path_factory.getbasetemp().parent if is_worker else caches) / "cache"

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ask what containers are called: pod, namespace, name and image by id. Control groups have the ids alone. A socket of
-the Container Runtime Interface tells it (unix:/run/containerd/containerd.sock; CRI-O has one, too).
-
-Answers are not trusted: their size, time and texts are bounded. Names of containers that have ended are kept for
-segments that are decoded later. Source: ListContainers of cri-api, pkg/apis/runtime/v1/api.proto."""
+the Container Runtime Interface tells it (unix:/run/containerd/containerd.sock; CRI-O has one, too). Answers are not
+trusted: their size, time and texts are bounded. Names of containers that have ended are kept for segments that are
+decoded later. Source: ListContainers of cri-api, pkg/apis/runtime/v1/api.proto."""
 
 import re
 import time

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """Control the recorder: `perf-offcpu record` as a child process that writes segments into the spool of agent or `top`.
-
 It is a separate process, so that other work never delays the draining of rings. It ends when its parent ends for any
 reason (`--until-exit`), completes its file, and holds the lock of the spool until then. Lines on its standard error
 report complete files. Commands (`--control`) pause it and change its period: a new start takes a second of CPU time."""

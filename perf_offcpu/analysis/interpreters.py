@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fold the frames of interpreters: consecutive functions of an interpreter become one frame, `[CPython]`.
-
-Two thirds of a Python flame graph are functions that CPython runs to call a function. They say nothing about the
-program, whose functions have their own frames (`py::work` of a trampoline, a line of a perf map). Any frame that is no
-function of the interpreter ends a sequence. Documentation/user-stacks.md has a table made from interpreters.toml."""
+"""Fold the frames of interpreters: consecutive functions of an interpreter become one frame, `[CPython]`. Two thirds of
+a Python flame graph are functions that CPython runs to call a function. They say nothing about the program, whose
+functions have their own frames (`py::work` of a trampoline, a line of a perf map). Any frame that is no function of the
+interpreter ends a sequence. Documentation/user-stacks.md has a table made from interpreters.toml."""
 
 import re
 from dataclasses import replace

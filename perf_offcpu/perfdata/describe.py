@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text for the values of any layout, as `perf-offcpu dump` prints them.
-
-The layouts have the fields and their order. This module adds how some of them look: numbers in hex, flags and enums,
-bytes that are a name. Names are shown as Python writes bytes (`b'blo\\x1bcker'`): exact, on one line, harmless to a
-terminal."""
+"""Text for the values of any layout, as `perf-offcpu dump` prints them. The layouts have the fields and their order.
+This module adds how some of them look: numbers in hex, flags and enums, bytes that are a name. Names are shown as
+Python writes bytes (`b'blo\\x1bcker'`): exact, on one line, harmless to a terminal."""
 
 import enum
 from collections.abc import Iterator, Mapping

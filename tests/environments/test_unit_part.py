@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tests that need no kernel have the same results in a bare environment and in a full one.
-
-Bare: no variable but PATH, a home that does not exist, no debug files, and a kernel without build-id and of
-another release than any recording has. Full: another user, whose home and machine have debug files, caches
-and settings for all that the recordings name, each with wrong content; a narrow terminal, another time zone."""
+"""The tests that need no kernel have the same results in a bare environment and in a full one. Bare: no variable but
+PATH, a home that does not exist, no debug files, and a kernel without build-id and of another release than any
+recording has. Full: another user, whose home and machine have debug files, caches and settings for all that the
+recordings name, each with wrong content; a narrow terminal, another time zone."""
 
 import os
 import shlex

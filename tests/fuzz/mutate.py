@@ -22,9 +22,8 @@ LARGE = sorted(ZOO.keys() - set(SMALL))
 
 
 def damaged(number: int) -> tuple[str, bytes]:
-    """The recording of a number: which one it was, and the copy.
-
-    Eleven of twelve are small ones: read three times as fast, and most of their bytes matter."""
+    """The recording of a number: which one it was, and the copy. Eleven of twelve are small ones: read three times as
+    fast, and most of their bytes matter."""
     rng = random.Random(number)
     names = SMALL if number % 12 else LARGE
     name = names[number // 12 % len(names)] if names is LARGE else names[number % len(names)]

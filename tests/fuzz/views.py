@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Show damaged recordings and datasets by each verb and view: `python tests/fuzz/views.py [--count N]`.
-
-Of four numbers three are recordings (those of `mutate.py`), one is a dataset with a damaged file. Each
-command runs as from a shell, in this process; a traceback, another status than STATUSES, or more time or
-memory than allowed is a failure. Options and exit status are those of `mutate.py`."""
+"""Show damaged recordings and datasets by each verb and view: `python tests/fuzz/views.py [--count N]`. Of four numbers
+three are recordings (those of `mutate.py`), one is a dataset with a damaged file. Each command runs as from a shell, in
+this process; a traceback, another status than STATUSES, or more time or memory than allowed is a failure. Options and
+exit status are those of `mutate.py`."""
 
 import contextlib
 import functools

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does a recording go on, whatever other processes do (`hostile_processes.py`)?
-
-Each of them is described as far as possible, and counted; a process that sleeps beside them is recorded as if
-it were alone."""
+"""Does a recording go on, whatever other processes do (`hostile_processes.py`)? Each of them is described as far as
+possible, and counted; a process that sleeps beside them is recorded as if it were alone."""
 
 import json
 import os

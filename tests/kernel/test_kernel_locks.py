@@ -187,9 +187,8 @@ def test_a_file_system_that_is_frozen_and_unmounted(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.alone
 def test_the_owners_are_those_that_bpftrace_reads(program: Path, tmp_path: Path) -> None:
-    """Both read the same fields at the same switch, one after the other, where they are not far apart.
-
-    Not of "fork": its mappers pass the lock on within the microseconds between both readings."""
+    """Both read the same fields at the same switch, one after the other, where they are not far apart. Not of "fork":
+    its mappers pass the lock on within the microseconds between both readings."""
     assert shutil.which("bpftrace"), "apt install bpftrace"
     compared = equal = 0
     for kind in ("write", "map", "rename", "unmap"):

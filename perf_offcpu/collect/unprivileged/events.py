@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The perf events that an ordinary user may open: of own threads, on each CPU, inherited by threads and children.
-
-The tracker, a dummy event, asks for SWITCH records, which have the exact times at which a thread leaves and gets a CPU,
-and for side-band records. The on-CPU events write into its rings. Code of the kernel is left out where the user may not
-see it (kernel.perf_event_paranoid is 2 or more); else each switch is a sample with the kernel's callchain."""
+"""The perf events that an ordinary user may open: of own threads, on each CPU, inherited by threads and children. The
+tracker, a dummy event, asks for SWITCH records, which have the exact times at which a thread leaves and gets a CPU, and
+for side-band records. The on-CPU events write into its rings. Code of the kernel is left out where the user may not see
+it (kernel.perf_event_paranoid is 2 or more); else each switch is a sample with the kernel's callchain."""
 
 import contextlib
 from collections.abc import Callable, Iterable

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The published messages of pprof, Pyroscope and Parca, as descriptors, and a parser that knows no others.
-
-Those of OTLP come from the package opentelemetry-proto. Here a line is a message: number, name, type of each
-field; `*` marks repeated ones. Fields that no message of ours may set are left out, so that they are refused:
-deprecated ones, annotations, executable_info."""
+"""The published messages of pprof, Pyroscope and Parca, as descriptors, and a parser that knows no others. Those of
+OTLP come from the package opentelemetry-proto. Here a line is a message: number, name, type of each field; `*` marks
+repeated ones. Fields that no message of ours may set are left out, so that they are refused: deprecated ones,
+annotations, executable_info."""
 
 from typing import Any
 

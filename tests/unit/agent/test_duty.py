@@ -25,10 +25,9 @@ LOOK_S = 10.0
 
 
 def minutes(cost: Callable[[int], float], once: float = 0.2, bpf: float = 0.5) -> Iterator[tuple[float, float]]:
-    """Simulate four hours of an agent; yield seconds recorded and CPU time of each minute.
-
-    Recording takes `cost(minute)` of a CPU, `bpf` of it in BPF programs; a piece takes `once` seconds
-    more, a minute later, when it is delivered. Without pauses, pieces are four minutes long."""
+    """Simulate four hours of an agent; yield seconds recorded and CPU time of each minute. Recording takes
+    `cost(minute)` of a CPU, `bpf` of it in BPF programs; a piece takes `once` seconds more, a minute later, when it is
+    delivered. Without pauses, pieces are four minutes long."""
     budget, duty, cpu, delivery = CpuBudget(0.01), Duty(), 0.0, 0.0
     budget.note(cpu, 0.0)
     budget.begin(0.0)

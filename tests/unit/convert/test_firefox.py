@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Firefox profiles: what they say, read by the rules of their types; tests/browser opens them for real.
-
-The columns are those of src/types/profile.ts of https://github.com/firefox-devtools/profiler at version 70."""
+"""Firefox profiles: what they say, read by the rules of their types; tests/browser opens them for real. The columns are
+those of src/types/profile.ts of https://github.com/firefox-devtools/profiler at version 70."""
 
 import json
 from collections import Counter

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An event loop that logs what ended each of its waits: sockets, a pipe, an eventfd, a timeout, a signal.
-
-Usage: loop.py ROUNDS; begins when it reads a line. Children answer, ask and write, each after a while. Prints
-`upstream PORT` and `front PORT`, then for each wait: what ended it, begin and end (CLOCK_MONOTONIC, ns), and
-local port, remote port and inode of what the kernel lists first. Ends at the end of its standard input."""
+"""An event loop that logs what ended each of its waits: sockets, a pipe, an eventfd, a timeout, a signal. Usage:
+loop.py ROUNDS; begins when it reads a line. Children answer, ask and write, each after a while. Prints `upstream PORT`
+and `front PORT`, then for each wait: what ended it, begin and end (CLOCK_MONOTONIC, ns), and local port, remote port
+and inode of what the kernel lists first. Ends at the end of its standard input."""
 
 import os
 import select

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Python program that waits in threads, locks, queues, sockets, polls and for children, for a second.
-
-usage: waits.py [SECONDS]"""
+"""A Python program that waits in threads, locks, queues, sockets, polls and for children, for a second. usage: waits.py
+[SECONDS]"""
 
 import queue
 import select
