@@ -38,7 +38,7 @@ Said = Callable[[tuple[str, str]], None]
 
 
 def arguments_of(config: AgentConfig, period_ns: int, output: str) -> list[str]:
-    """Return the options of a recorder that samples by `period_ns` of off-CPU time into files named `output`…."""
+    """Return the options of a recorder that samples by `period_ns` of off-CPU time into files `output`SUFFIX."""
     rate = max(_LEAST_RATE, round(config.max_cpu * 100 * SAMPLES_A_SECOND))
     own = [
         *("--off-cpu-period", f"{period_ns}ns"),

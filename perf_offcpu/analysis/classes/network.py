@@ -227,7 +227,7 @@ def _of_udp(profile: Profile) -> I64:
 
 
 def _udp(profile: Profile, rows: I64, operation: U8) -> Network:
-    """Return the causes of waits to receive: not answered in the time asked for, or yet; a name server (port 53)."""
+    """Return the causes of waits to receive: not answered in the time asked for, or not yet; a name server."""
     udp, objects, network = profile.samples.take(rows), profile.objects, Network.unknown(len(rows))
     is_server = np.array([profile.strings[name].endswith(":53") for name in objects.name.tolist()], np.bool_)
     is_open, length = udp.has(SampleFlag.STILL_BLOCKED), udp.length_ns()
