@@ -122,5 +122,4 @@ def waiter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def perf_data(tmp_path: Path) -> Path:
-    """Where a test's recording goes."""
     return tmp_path / "perf.data"

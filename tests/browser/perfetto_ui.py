@@ -64,7 +64,6 @@ def served(folder: Path, more: dict[str, bytes]) -> Iterator[str]:
 
 @functools.cache
 def _stream() -> Any:
-    """Return the class of TraceProcessorRpcStream messages."""
     files = descriptor_pb2.FileDescriptorSet()
     files.ParseFromString(
         resources.files("perfetto.trace_processor").joinpath("trace_processor.descriptor").read_bytes()

@@ -50,7 +50,6 @@ def path_of_reader() -> PathTrack:
 
 
 def is_up(sessions: Path) -> bool:
-    """Return True if the server has printed its name and accepts calls."""
     with socket.socket(socket.AF_UNIX) as one, contextlib.suppress(OSError):
         one.connect(str(sessions / "t.sock"))
         return (sessions / "t.json").exists()
@@ -91,7 +90,6 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
 
 
 def functions(ask: Ask, thread: str) -> dict[str, tuple[float, float]]:
-    """Return name → (own, total) ms."""
     found = ask("thread", "functions", "--thread", thread)
     assert found["weightType"] == "tracing-ms"
     return {one["name"]: (one["selfSamples"], one["totalSamples"]) for one in found["functions"]}

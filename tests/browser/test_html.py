@@ -86,15 +86,11 @@ def drag(browser: Browser, begin: tuple[float, float], end: tuple[float, float])
 # ---- sums ----------------------------------------------------------------------------------------------
 
 
-def reported(profile: Profile, selection: Selection, key: str) -> dict[str, Any]:
-    return document(summarize(select_samples(profile, selection), keys=(key,), verdict=False))
-
-
 def check_sums(sums: dict[str, Any], profile: Profile, selection: Selection) -> None:
     """Compare the page's sums with those of `report --json`: every weight to the unit."""
     for key in ("class", "waker", "syscall", "state"):
         rows = sums["keys"][key]
-        found = reported(profile, selection, key)
+        found = document(summarize(select_samples(profile, selection), keys=(key,), verdict=False))
         expected = {r["values"][0]: (r["weight"], r["count"], r["runq"] or 0) for r in found["groups"]["rows"]}
         assert {label: (int(w), c, int(r)) for label, w, c, r in rows} == expected, key
     total = found["subject"]

@@ -91,7 +91,6 @@ class Browser:
         self.settle()
 
     def run(self, script: str, *args: object) -> Any:
-        """Run a JavaScript function body and return its value."""
         return self._call("POST", "/execute/sync", {"script": script, "args": list(args)})
 
     def run_async(self, script: str, *args: object) -> Any:
@@ -99,7 +98,6 @@ class Browser:
         return self._call("POST", "/execute/async", {"script": script, "args": list(args)})
 
     def settle(self) -> None:
-        """Wait until pending changes are drawn."""
         self.run_async("const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(() => done()));")
 
     def click(self, x: float, y: float) -> None:

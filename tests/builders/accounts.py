@@ -33,5 +33,4 @@ def budgets(*rows: dict[str, Any], order: Order = "<") -> bytes:
 
 
 def told(payload: bytes) -> bytes:
-    """Return the sample that holds a payload."""
     return sample(COUNTERS, time=100, pid=1, tid=1, raw=payload + bytes(4))

@@ -9,7 +9,6 @@ from perf_offcpu.model.profile import Profile
 
 
 def converted_bytes(name: str, profile: Profile, **options: Any) -> bytes:
-    """Return what `convert --NAME` writes with these options."""
     format_ = FORMATS[name]
     out: Any = io.BytesIO() if format_.binary else io.StringIO()
     format_.write(profile, out, Options(**options))

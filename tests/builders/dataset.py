@@ -22,7 +22,6 @@ _TIMES = {"samples": "time_ns", "budgets": "begin_ns", "hosts": "begin_ns", "los
 
 
 def rows_of(dataset: Dataset, table: str) -> list[dict[str, Any]]:
-    """Return the rows of a table of any store, file by file."""
     found: list[dict[str, Any]] = []
     for path in dataset.files(table):
         with dataset.store.reader(path.removeprefix(f"{dataset.url}/")) as file:
@@ -52,7 +51,6 @@ class DatasetBuilder:
         return self
 
     def stack(self, functions: Sequence[str]) -> int:
-        """Return the id of a stack, 0 for none."""
         if not functions:
             return 0
         key = tuple(functions)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 
 def man_source(path: Path) -> str:
-    """Return the text of a page with the files that it includes."""
     return re.sub(
         r"^include::(.+)\[\]$", lambda include: path.with_name(include[1]).read_text().rstrip(), path.read_text(),
         flags=re.MULTILINE,

@@ -28,7 +28,6 @@ class Dumped:
         return int(self.fields[name][0], 0)
 
     def words(self, name: str) -> list[int]:
-        """The values of an array of addresses."""
         return [int(value.split()[0], 0) for value in self.fields.get(name, [])]
 
 

@@ -30,7 +30,6 @@ def host(name: str, wall_ns: int | None = None, release: str = "6.1") -> dict[in
 
 
 def kernel_map(text: int = TEXT, build_id: bytes = b"", name: bytes = b"[kernel.kallsyms]_text") -> bytes:
-    """Where the kernel lay, or a module."""
     return _mapping(1, build_id, pid=2**32 - 1, tid=0, addr=text, len=1 << 24, pgoff=text, filename=name, flags=0)
 
 
@@ -55,7 +54,6 @@ def existing(pid: int, name: str) -> list[bytes]:
 
 
 def tick(time: int, pid: int = 7, spec: EventSpec = CLOCK, misc: int = 2, **values: Any) -> bytes:
-    """A sample of the CPU."""
     given = dict[str, Any](pid=pid, tid=pid, cpu=1, period=10, ip=0x1004, callchain=[USER, 0x1004])
     return sample(spec, misc, time=time, **(given | values))
 

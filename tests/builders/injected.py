@@ -10,6 +10,5 @@ from perf_offcpu.inject.samples import Rewritten
 
 
 def inject(source: Path, target: Path, **options: Any) -> Rewritten:
-    """Rewrite `source` into the file `target`; options as RewriteOptions has them."""
     with target.open("w+b") as out:
         return rewrite(str(source), out.fileno(), str(target), RewriteOptions(**options))

@@ -36,7 +36,6 @@ HEADER = 104
 
 
 def mutated(data: bytes, rng: random.Random) -> bytes:
-    """A copy with one to four mutations."""
     copy = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
         if copy:
@@ -49,12 +48,10 @@ def _flip(data: bytearray, rng: random.Random) -> None:
 
 
 def _number(data: bytearray, rng: random.Random) -> None:
-    """A number, at a place where numbers are."""
     _put(data, rng.randrange(len(data)) & -rng.choice((2, 4, 8)), rng.choice((1, 2, 4, 8, 8)), rng)
 
 
 def _head(data: bytearray, rng: random.Random) -> None:
-    """A number in the header, the ids or the attrs."""
     _put(data, rng.randrange(0, min(len(data), HEADER + 600)) & -4, rng.choice((4, 8)), rng)
 
 
@@ -69,7 +66,6 @@ def _put(data: bytearray, at: int, size: int, rng: random.Random) -> None:
 
 
 def _record(data: bytearray, rng: random.Random) -> None:
-    """Type, misc, size, or one of the first words of a record."""
     records = _records(bytes(data))
     if not records:
         return

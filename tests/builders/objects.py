@@ -57,7 +57,6 @@ def recording_of_dso(
 def find_object(
     name: str, build_id: bytes = b"", search: Search | None = None, pids: Sequence[int] = (), changed_after_ns: int = 0
 ) -> Found:
-    """Find the functions of an object; arguments as for `recording_of_dso`."""
     recording = recording_of_dso(name, build_id, pids, changed_after_ns)
     try:
         return Found(find_dso(recording, 0, search or Search()), None)

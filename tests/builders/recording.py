@@ -65,7 +65,6 @@ def comm(spec: EventSpec, pid: int, tid: int, name: str, time: int = 0) -> bytes
 
 
 def task(spec: EventSpec, kind: RecordType, pid: int, tid: int, time: int) -> bytes:
-    """A thread's FORK or EXIT."""
     return side(spec, kind, time=time, pid=pid, tid=tid, ppid=1, ptid=1)
 
 

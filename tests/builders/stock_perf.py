@@ -23,7 +23,6 @@ REPORT = ("report", "--stdio", "--no-inline")
 
 
 def version() -> tuple[int, int]:
-    """(major, minor) of the perf on the path."""
     shown = subprocess.run(["perf", "--version"], capture_output=True, text=True, check=True).stdout
     match = re.search(r"(\d+)\.(\d+)", shown)
     assert match is not None, shown
@@ -31,7 +30,6 @@ def version() -> tuple[int, int]:
 
 
 def complaints(stderr: str) -> str:
-    """What perf says, but for what is no news."""
     return re.sub(f"{OTHER_KERNEL}|{NOT_TURNED}|{MISCOUNTED}", "", stderr, flags=re.MULTILINE)
 
 

@@ -18,7 +18,6 @@ from perf_offcpu.model.recording import Recording
 
 
 def header_at(*names: str) -> int:
-    """Where a field of the file header lies (`"data", "size"`)."""
     at = FILE_HEADER.offset(names[0])
     return at + (SECTION.offset(names[1]) if len(names) > 1 else 0)
 
@@ -65,11 +64,9 @@ class Damaged:
         return found
 
     def record(self, kind: RecordType, number: int = 0) -> int:
-        """Where the n-th record of a type begins."""
         return [at for at, one, _ in self.records if one == kind][number]
 
     def put_record(self, kind: RecordType, offset: int, value: int, size: int = 8, number: int = 0) -> Damaged:
-        """Change a number in the n-th record of a type, at an offset in it."""
         return self.put(self.record(kind, number) + offset, value, size)
 
     def feature(self, bit: Feature) -> tuple[int, int]:
@@ -88,7 +85,6 @@ class Damaged:
 
 
 def periods(recording: Recording) -> dict[str, list[int]]:
-    """Event → periods of its samples."""
     samples, found = recording.samples, {evsel.name: [] for evsel in recording.evsels}
     for evsel, period in zip(samples.evsel.tolist(), samples.period.tolist(), strict=True):
         found[recording.evsels[evsel].name].append(period)

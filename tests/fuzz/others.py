@@ -50,7 +50,6 @@ COMPRESSORS: tuple[Callable[[bytes], bytes], ...] = (bytes, bytes, gzip.compress
 
 
 def archive(number: int) -> bytes:
-    """Make an archive of hostile members, often damaged, sometimes compressed."""
     draw, out = random.Random(number), io.BytesIO()
     for _ in range(draw.choice((1, 2, 3, 8))):
         member = tarfile.TarInfo(draw.choice(NAMES))
@@ -122,13 +121,11 @@ def lines(number: int, first: bytes, make: Callable[[random.Random, int], bytes]
 
 
 def map_line(draw: random.Random, row: int) -> bytes:
-    """Make a line of a perf map, in order or anywhere."""
     at = 0x1000 + 16 * row if row % 7 else draw.choice((0x1000, draw.getrandbits(64), draw.getrandbits(16)))
     return b"%x %x %s" % (at, draw.choice((16, 16, 16, 1, 2**20, 2**63)), draw.choice(WORDS))
 
 
 def kernel_line(draw: random.Random, row: int) -> bytes:
-    """Make a line of kallsyms."""
     name = draw.choice((b"f%d" % row, draw.choice(WORDS)))
     module = draw.choice((b"", b"", b"\t[m%d]" % (row % 9), b"\t[bpf]"))
     return b"%016x %s %s%s" % (0xFFFFFFFF81000000 + 16 * row, draw.choice((b"t", b"T", b"d", b"W")), name, module)
@@ -141,7 +138,6 @@ def objects() -> list[bytes]:
 
 
 def elf(number: int) -> bytes:
-    """Damage an ELF file, and keep the number of its reader."""
     draw = random.Random(number)
     data = draw.choice(objects())
     return data[:1] + mutated(data[1:], draw)

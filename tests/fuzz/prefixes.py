@@ -19,7 +19,6 @@ from builders.zoo import recordings  # noqa: E402
 
 
 def failures(name: str, data: bytes, step: int) -> int:
-    """How many prefixes of a recording fail."""
     begin, failed, seen, read = time.process_time(), 0, set[bytes](), 0
     fd = os.memfd_create("prefix")
     for size in range(0, len(data) + 1, step):

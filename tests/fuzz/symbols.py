@@ -34,7 +34,6 @@ MEMORY = 4 << 30
 
 
 def look(table: SymbolTable) -> None:
-    """Look up and name addresses, as symbolization does."""
     rows = table.lookup(np.concatenate([ADDRESSES, table.start[:8], table.end[:8]]))
     for row in np.unique(rows[rows >= 0]).tolist():
         read_jit_name(table.name(row))
@@ -53,7 +52,6 @@ def read_elf(data: bytes) -> None:
 
 
 def read_module(data: bytes) -> None:
-    """An unlinked object."""
     image = ElfImage(Source("fuzz", data))
     table = image.section_of_type(SectionType.SYMTAB)
     if table is not None:

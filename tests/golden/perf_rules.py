@@ -170,5 +170,4 @@ def differences(recording: Recording, perf: Printed, ours: Printed) -> Iterator[
 
 
 def reasons_for(one: Difference) -> list[str]:
-    """Return the reasons of all rules that explain a difference."""
     return [rule.reason for rule in RULES if one.field in rule.fields.split() and rule.explains(one)]

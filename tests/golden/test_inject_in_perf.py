@@ -162,7 +162,6 @@ def expected_once(profile: Profile, symbol: str) -> bool:
 
 
 def _children(text: str) -> dict[str, dict[str, tuple[str, str]]]:
-    """Return event → symbol → the two printed shares."""
     events: dict[str, dict[str, tuple[str, str]]] = {}
     for line in text.splitlines():
         if match := re.search(r"of event '(.+)'$", line):

@@ -117,7 +117,6 @@ class Wait:
 
 
 def parse(body: bytes) -> Wait:
-    """A sample record; fails on any deviation from the format."""
     _id, _ip, _pid, header_tid, time_ns, _cpu, _, _period, raw_size = struct.unpack_from("=QQIIQIIQI", body)
     raw = body[52 : 52 + raw_size]
     assert len(raw) == raw_size

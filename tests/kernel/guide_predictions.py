@@ -45,7 +45,6 @@ def test_a_build_without_its_sleep(examples: Path) -> None:
 
 
 def build(cwd: Path, *how: str) -> dict[str, Any]:
-    """Record a build and return the critical path of make."""
     run("-q", "-o", "x.data", "--", *"make -s -C build -j2".split(), *how, cwd=cwd)
     shell("make -s -C build clean", cwd)
     return path_of("make", cwd)

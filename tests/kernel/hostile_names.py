@@ -53,7 +53,6 @@ def each_name(stop: threading.Event, seconds: float) -> Iterator[bytes]:
 
 
 def processes(place: bytes, stop: threading.Event) -> int:
-    """Run programs whose files, arguments and so comms are hostile."""
     made = 0
     for name in each_name(stop, 0.005):
         path = place + b"/" + name
@@ -86,7 +85,6 @@ def files(place: bytes, stop: threading.Event) -> int:
 
 
 def mounts(place: bytes, stop: threading.Event) -> int:
-    """Mount on such names, and unmount a while later."""
     made, open_ = 0, []
     for name in each_name(stop, 0.005):
         path = place + b"/" + name
@@ -102,7 +100,6 @@ def mounts(place: bytes, stop: threading.Event) -> int:
 
 
 def groups(place: bytes, stop: threading.Event) -> int:
-    """Make control groups, and move a process from one to the next."""
     made, old = 0, b""
     with open("/proc/self/mounts") as lines:
         mounted = [line.split()[1] for line in lines if line.split()[2] == "cgroup2"]

@@ -100,7 +100,6 @@ def mount_fuse() -> int:
 
 
 def mapped(path: str | int, offset: int = 0, protection: int = READ_EXEC) -> int:
-    """Map a file, and read its first byte."""
     fd = os.open(path, os.O_RDONLY) if isinstance(path, str) else path
     address: int = LIBC.mmap(None, 4096, protection, mmap.MAP_PRIVATE, fd, offset)
     ctypes.string_at(address, 1)
@@ -282,7 +281,6 @@ def forked(work: Callable[[], None]) -> int:
 
 
 def started(kind: Callable[[Callable[[], None]], None]) -> int:
-    """Run one kind; return its id when it is in its state."""
     there, ready = os.pipe()
 
     def is_ready() -> None:
@@ -338,7 +336,6 @@ def recorded(command: list[str]) -> dict[str, object]:
 
 
 def main() -> None:
-    """Run the commands beside the processes; print the account."""
     LIBC.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None)
     kinds, *commands = [
         list(words) for is_end, words in itertools.groupby(sys.argv[2:], lambda one: one == "--") if not is_end

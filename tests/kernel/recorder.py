@@ -62,7 +62,6 @@ def run(*arguments: str | Path, cwd: Path, **options: Any) -> Run:
 
 
 def report(*arguments: str | Path, cwd: Path) -> dict[str, Any]:
-    """Return the report on the recording of a directory as JSON."""
     found: dict[str, Any] = json.loads(program.run("report", "--json", *arguments, cwd=cwd).stdout)
     return found
 
@@ -110,7 +109,6 @@ def perf(*arguments: str | Path, allow: str = "") -> str:
 
 
 def waits(recording: Recording, tid: int) -> tuple[int, int]:
-    """Return (number, total ns) of a thread's waits."""
     samples = recording.samples
     mine = (samples.tid == tid) & (samples.flags & SampleFlag.OFFCPU > 0)
     return int(samples.count[mine].sum()), int(samples.period[mine].sum())

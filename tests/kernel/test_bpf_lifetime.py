@@ -17,7 +17,6 @@ pytestmark = pytest.mark.beside
 
 
 def descriptors() -> list[str]:
-    """Return what the descriptors of this process refer to."""
     links = [Path("/proc/self/fd", fd) for fd in os.listdir("/proc/self/fd")]
     return [os.readlink(link) for link in links if link.is_symlink()]
 
@@ -63,7 +62,6 @@ def test_two_recorders_at_once_do_not_disturb_each_other(napper: Path) -> None:
 
 
 def is_same(one: Wait, other: Wait) -> bool:
-    """Return whether two recorders saw the same wait of a thread."""
     together = one.switch_out_ns < other.switch_out_ns + other.ns and other.switch_out_ns < one.switch_out_ns + one.ns
     return (one.tid, one.syscall) == (other.tid, other.syscall) and together
 

@@ -70,7 +70,6 @@ largest_forms = forms("everything")  # for forms of the programs that few kernel
 
 
 def load_all(config: OffCpuConfig, monkeypatch: pytest.MonkeyPatch) -> dict[str, Followed]:
-    """Load all programs; return by name what the verifier looked at."""
     seen: dict[str, Followed] = {}
 
     def count_and_load(

@@ -105,7 +105,6 @@ def is_removed(group: Path) -> bool:
 
 
 def comms_in(group: Path) -> dict[int, str]:
-    """Return the name of each thread in a control group."""
     tids = map(int, (group / "cgroup.threads").read_text().split())
     return {tid: read_kernel_if_any(f"/proc/{tid}/comm").decode().strip() for tid in tids}
 
@@ -118,7 +117,6 @@ def own_ids(pid: int) -> dict[str, str]:
 
 
 def assert_named(text: str, box: Box) -> None:
-    """Check ids, containers and functions in the output of `script`."""
     ids = re.findall(rf" {box.pid}/(\d+) +container={box.container} nspid=(\S+) ", text)
     assert dict(ids) == own_ids(box.pid)
     functions = set(re.findall(rf"(\S+) \({re.escape(box.program)}\)", text))

@@ -124,7 +124,6 @@ def test_few_stacks_are_copied(python_waits: Path) -> None:
 
 
 def perf_period(path: Path) -> int:
-    """Return the sum that stock perf has of the off-cpu event."""
     text = perf("script", "-i", path, "-F", "event,period")
     return sum(int(line.split()[0]) for line in text.splitlines() if "offcpu-time" in line)
 
@@ -187,13 +186,8 @@ def test_waits_in_one_place_share_a_copy_and_each_has_its_own_caller(callers: Pa
         injected = tmp_path / "i.data"
         run("inject", "-i", path, "-o", injected, *keep)
         assert singles_by_function(injected) == expected
-        assert by_perf(injected) == expected
-
-
-def by_perf(path: Path) -> Counter[str]:
-    """Count them as stock perf shows them."""
-    blocks = blocks_of_perf(path, "in_turn")
-    return Counter(name for block in blocks for name in FUNCTIONS if name in block)
+        blocks = blocks_of_perf(injected, "in_turn")
+        assert Counter(name for block in blocks for name in FUNCTIONS if name in block) == expected
 
 
 def test_pointers_that_change_make_no_new_copy(tmp_path: Path) -> None:

@@ -57,7 +57,6 @@ class Run:
         return next(log for log in self.logs if log.comm == comm)
 
     def path(self, comm: str) -> CriticalPath:
-        """Return the critical path of a thread between begin and end of its log."""
         log = self.log(comm)
         thread = choose_thread(self.timeline, Selection(tids=(log.tid,)))
         found = critical_path(self.profile, self.timeline, thread, log.begin, log.end)
@@ -71,7 +70,6 @@ class Run:
         return bottlenecks_of(self.profile, self.timeline, found)
 
     def off_cpu_ns(self, selection: Selection) -> int:
-        """Return the time of some waits, run queue included."""
         return int(self.profile.samples.period[self._waits(selection)].sum())
 
     def queued_ns(self, selection: Selection) -> int:

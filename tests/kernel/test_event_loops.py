@@ -113,7 +113,6 @@ asyncio.run(main())
 
 @contextmanager
 def running(source: str, *arguments: str) -> Iterator[tuple[int, str]]:
-    """Run a program; yield its pid and the line that it writes."""
     with subprocess.Popen(["python3.14", "-c", source, *arguments], stdout=subprocess.PIPE, text=True) as child:
         try:
             assert child.stdout is not None
@@ -123,7 +122,6 @@ def running(source: str, *arguments: str) -> Iterator[tuple[int, str]]:
 
 
 def loop_of(pid: int, cwd: Path) -> EventLoop:
-    """Record a process for a moment; return its event loop."""
     (loop,) = run("-p", str(pid), "--duration", "0.5", "--task-rate", "0", cwd=cwd).recording.loops
     assert (loop.pid, loop.tid) == (pid, pid)
     return loop

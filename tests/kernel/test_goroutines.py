@@ -35,7 +35,6 @@ FORMS = {"plain": [], "stripped": ["-ldflags", "-s -w"], "pie": ["-buildmode=pie
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the directory of the program in all forms."""
     directory = tmp_path_factory.mktemp("go")
     environment = {**os.environ, "GOCACHE": str(directory / "cache"), "GOTOOLCHAIN": "local"}
     for name, options in FORMS.items():
@@ -46,7 +45,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def running(path: Path, number: int = 0) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run the program; yield it and its own list of goroutines."""
     with subprocess.Popen([path, str(number)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         try:
             assert child.stdout is not None
@@ -67,7 +65,6 @@ def listed(text: str) -> Counter[tuple[str, ...]]:
 
 
 def tasks_of(recording: Recording) -> list[tuple[EventLoop, LoopTask]]:
-    """Return all tasks, each with its reading."""
     return [(loop, task) for loop in recording.loops for task in loop.tasks]
 
 

@@ -46,7 +46,6 @@ def place() -> Iterator[Path]:
 
 @pytest.fixture
 def secret(place: Path) -> Path:
-    """A file that only root can read."""
     directory = place / "of-root"
     directory.mkdir()
     path = directory / "secret"

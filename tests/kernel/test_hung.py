@@ -41,7 +41,6 @@ def abba(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def hung(abba: Path) -> Iterator[Hung]:
-    """A program that hangs, and its stacks by gdb."""
     with hanging(abba, threads=3) as pid:
         yield Hung(pid, gdb_stacks(pid))
 
@@ -160,6 +159,5 @@ def jdk(tool: str, pid: int, *arguments: str) -> str:
 
 
 def java_frames(text: str, thread: str) -> list[str]:
-    """Return the functions of a thread by jstack, leaf first."""
     (block,) = re.findall(rf'^"{thread}" #.*\n((?:[ \t].*\n)+)', text, re.MULTILINE)
     return re.findall(r"\tat ([^(]+)", block)

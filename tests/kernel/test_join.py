@@ -121,7 +121,6 @@ def on_another_host(*command: str | Path) -> None:
 
 
 def timed(profile: Profile, host: str) -> I64:
-    """The times of all samples of a host's programs."""
     samples, strings = profile.samples, profile.strings
     mine = [strings[comm].startswith(f"{host}:") for comm in samples.comm.tolist()]
     found: I64 = samples.time_ns[mine]

@@ -37,7 +37,6 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def record(program: Path, kind: str, directory: Path, *options: str, seconds: int = 2) -> Profile:
-    """Record the threads of one kind; return the profile."""
     time_s = str(seconds * round(min(PATIENCE, 4)))
     perf_offcpu("record", "-q", "-e", "none", *options, "--", program, kind, time_s, directory, cwd=directory)
     return load_profile([str(directory / "perf.data")], SymbolizeOptions(inline=False))
@@ -72,7 +71,6 @@ class Wait(NamedTuple):
 
 
 def waits_of(profile: Profile) -> list[Wait]:
-    """Return the waits of a recording."""
     samples, comms, strings = profile.samples, profile.comms, profile.strings
     comm_of = {tid: strings[comm] for tid, comm in zip(comms.tid.tolist(), comms.comm.tolist(), strict=True)}
     labels = [wait_class.label for wait_class in WaitClass]

@@ -72,7 +72,6 @@ def play(directory: Path, link: Link, scene: str, rounds: int) -> Scene:
 
 
 def shares(scene: Scene, rows: I64) -> dict[NetworkCause, float]:
-    """Return the share of each cause in the time of some samples."""
     weight = np.bincount(scene.network.cause[rows], scene.profile.samples.period[rows], len(NetworkCause))
     return {cause: weight[cause] / weight.sum() for cause in NetworkCause if weight[cause]}
 

@@ -36,7 +36,6 @@ def recorded(directory: Path) -> Recorded:
 
 @pytest.fixture(scope="module")
 def profile(recorded: Recorded, directory: Path) -> Profile:
-    """Return the recording with its stacks unwound; samples have the same rows."""
     profile = load_profile([str(directory / "perf.data")], SymbolizeOptions())
     assert (profile.samples.time_ns == recorded.recording.samples.time_ns).all()
     return profile

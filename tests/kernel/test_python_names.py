@@ -37,7 +37,6 @@ OTHERS += [pytest.param(SYSTEM, COUNTED, id="counted", marks=pytest.mark.long)]
 
 
 def python_stack(profile: Profile, node: int) -> list[Place]:
-    """Return the Python functions of a stack, leaf first."""
     frames, places = profile.frames, list[Place]()
     while node >= 0:
         frame = int(profile.stacks.frame[node])

@@ -81,12 +81,10 @@ class Controlled:
     acks: int
 
     def tell(self, text: str) -> None:
-        """Send a command, and wait until it was carried out."""
         os.write(self.commands, f"{text}\n".encode())
         assert os.read(self.acks, 100) == b"ack\n"
 
     def pause(self, seconds: float, *commands: str) -> None:
-        """Pause so long, after further commands."""
         for command in ("disable", *commands):
             self.tell(command)
         time.sleep(seconds)

@@ -55,10 +55,6 @@ def _asked_for_17_ms(samples: Samples) -> np.ndarray:
     return (samples.asked_ns > 3 * MS) & (samples.asked_ns < 18 * MS)
 
 
-def threads_of(recording: Recording) -> int:
-    return len(np.unique(recording.samples.tid))
-
-
 def test_weights_are_periods_and_their_sum_is_the_time_of_all_waits(recording: Recording) -> None:
     samples, sampling = recording.samples, recording.meta.sampling
     drawn = samples.has(SampleFlag.SAMPLED)
@@ -68,7 +64,7 @@ def test_weights_are_periods_and_their_sum_is_the_time_of_all_waits(recording: R
     length = samples.length_ns()[drawn]
     assert (np.abs(samples.period[drawn] - length) <= PERIOD).all()
     assert sampling.period_ns == PERIOD
-    assert abs(sampling.estimated_ns - sampling.waits_ns) < PERIOD * (threads_of(recording) + 3)
+    assert abs(sampling.estimated_ns - sampling.waits_ns) < PERIOD * (len(np.unique(recording.samples.tid)) + 3)
     assert sampling.waits > 2400
     assert abs(sampling.estimated_waits - sampling.waits) < 0.2 * sampling.waits
 

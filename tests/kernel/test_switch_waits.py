@@ -41,7 +41,6 @@ class Run:
         return [thread for thread in self.threads.values() if not thread.blocked_since_ns]
 
     def samples(self, thread: Thread) -> Samples:
-        """The thread's waits while it measured itself."""
         samples = self.recording.samples
         mine = (samples.flags & np.uint32(SampleFlag.OFFCPU) != 0) & (samples.tid == thread.tid)
         within = (thread.begin_ns <= samples.switch_out_ns) & (samples.switch_out_ns < thread.end_ns)
@@ -62,7 +61,6 @@ class Run:
 
 
 def record(path: Path, waiter: Path, *options: str) -> dict[str, Thread]:
-    """Record the workload with stock perf, on the clock that the workload reads."""
     command = ["perf", "record", "-q", "-B", "-k", "CLOCK_MONOTONIC", *options]
     if "-" in options:
         with path.open("wb") as out:

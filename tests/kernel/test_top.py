@@ -52,7 +52,6 @@ def recorder_of(top: int) -> tuple[str, Path]:
 
 
 def colours_are_grey(shown: bytes) -> bool:
-    """Whether all colours that a terminal was asked for are shades of grey."""
     colours = re.findall(rb"[34]8;2;(\d+);(\d+);(\d+)", shown)
     return all(max(map(int, colour)) - min(map(int, colour)) < 8 for colour in colours)
 
@@ -186,7 +185,6 @@ def screen(follower: int, *before: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def read_until(leader: int, text: bytes) -> bytes:
-    """Return what a terminal was sent up to a text."""
     shown = b""
 
     def is_shown() -> bool:

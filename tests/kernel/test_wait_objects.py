@@ -159,7 +159,6 @@ def test_everything_that_is_named_is_described_and_nothing_was_lost(recorded: Re
 
 @pytest.fixture(scope="module")
 def sparse(tmp_path_factory: pytest.TempPathFactory) -> Recording:
-    """A recording without names of objects and holders of locks."""
     return record(tmp_path_factory.mktemp("sparse"), "--no-object-names").recording
 
 

@@ -46,7 +46,6 @@ class Run:
         return int(samples.count[rows].sum()), int(samples.period[rows].sum())
 
     def summed(self, thread: Thread) -> int:
-        """Number of waits of a thread that are in sums."""
         samples, rows = self.profile.samples, self.rows(thread)
         in_sums = (samples.flags[rows] & np.uint32(SampleFlag.AGGREGATED)) != 0
         return int(samples.count[rows[in_sums]].sum())
@@ -61,7 +60,6 @@ class Run:
         return found
 
     def stacks(self, thread: Thread) -> list[list[str]]:
-        """Function names, root first, of each sample of a thread."""
         profile = self.profile
         stacks = profile.samples.stack[self.rows(thread)].tolist()
         return [names for stack in stacks if (names := functions_of(profile, stack))]

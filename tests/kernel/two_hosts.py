@@ -22,7 +22,6 @@ class Link(NamedTuple):
 
 @contextmanager
 def two_hosts() -> Iterator[Link]:
-    """Connect two network namespaces."""
     link = Link()
 
     def ip(words: str) -> None:

@@ -107,7 +107,7 @@ def sample_values(draw: st.DrawFn, shape: SampleShape) -> dict[str, Any]:
             size = 8 * draw(st.integers(0, 3)) + (4 if field.name == "raw" else 0)
             values[field.name] = draw(st.binary(min_size=size, max_size=size))
         elif isinstance(field.type, Int) and field.count is None:
-            if not _is_count(field, shape):
+            if all(other.count != field.name for other in SAMPLE.active(shape)):
                 limit = 2 if field.name.endswith("_abi") else 2 ** (8 * field.type.size)
                 values[field.name] = draw(st.integers(0, limit - 1))
         else:
@@ -120,10 +120,6 @@ def sample_values(draw: st.DrawFn, shape: SampleShape) -> dict[str, Any]:
         values.pop("stack_user_dyn_size")
         values["stack_user_size"] = 0
     return values
-
-
-def _is_count(field: Field, shape: SampleShape) -> bool:
-    return any(other.count == field.name for other in SAMPLE.active(shape))
 
 
 @st.composite
@@ -153,11 +149,8 @@ def test_columns_of_samples_equal_single_samples(case: Any, order: Any) -> None:
                 assert content[offsets[index] : offsets[index + 1]].tobytes() == single.get(name, b"")
             else:
                 offsets, words = gather_rows(data, found, order)
-                assert words[offsets[index] : offsets[index + 1]].tolist() == _flat(single.get(name, []))
-
-
-def _flat(items: list[Any]) -> list[int]:
-    return [word for item in items for word in (item.values() if isinstance(item, dict) else [item])]
+                items = (item.values() if isinstance(item, dict) else [item] for item in single.get(name, []))
+                assert words[offsets[index] : offsets[index + 1]].tolist() == [word for item in items for word in item]
 
 
 @given(samples(), ORDERS, st.data())
@@ -339,13 +332,10 @@ def test_every_view_takes_any_objects(data: st.DataObject) -> None:
     summary = summarize(profile)
     total = sum(row.total.weight for row in summary.objects.rows) + summary.objects.without
     assert total == int(profile.samples.period.sum())
-    text = "\n".join([*render(summary, Style()), *lock_report.render(report := _locks(profile), Style())])
+    report = lock_report.report_of(profile, None)
+    text = "\n".join([*render(summary, Style()), *lock_report.render(report, Style())])
     assert "\x1b" not in text
     json.dumps([document(summary), lock_report.document(report)])
     edges = json.loads(converted("callgraph", profile, objects=True, form="json", min_share=0))["edges"]
     waited = sum(edge["weight"] for edge in edges if edge["what"] == "waited")
     assert waited == int(profile.samples.period[(profile.samples.object >= 0) & profile.is_offcpu()].sum())
-
-
-def _locks(profile: Any) -> lock_report.LockReport:
-    return lock_report.report_of(profile, None)

@@ -60,7 +60,6 @@ def hand_made() -> Profile:
 
 
 def rows(profile: Profile, library: str) -> list[dict[str, Any]]:
-    """Return the rows of a data frame, None for missing values."""
     frame = to_dataframe(profile, library)
     assert list(frame.columns) == list(COLUMNS)
     if library == "polars":

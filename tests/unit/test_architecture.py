@@ -81,7 +81,6 @@ def room_of(path: Path) -> str:
 
 
 def imported_names(node: ast.AST, path: Path) -> list[str]:
-    """Return the dotted, absolute names that a statement imports."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if not isinstance(node, ast.ImportFrom):

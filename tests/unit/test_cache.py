@@ -62,7 +62,6 @@ def test_a_file_that_fits_its_checksum_and_lies_is_refused() -> None:
 class TestDirectory:
     @pytest.fixture
     def cache(self, tmp_path: Path) -> DiskCache:
-        """With columns of the name "one"."""
         cache = DiskCache(str(tmp_path / "a" / "cache"), limit=4096)
         cache.write("one", COLUMNS)
         return cache

@@ -184,7 +184,6 @@ DEMO = Path(__file__).parents[1] / "data" / "demo.data"
 
 
 def closing(redirection: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command from a shell that first closes some streams."""
     line = f"exec {shlex.join([sys.executable, '-m', 'perf_offcpu', *arguments])} {redirection}"
     return subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False, timeout=60)
 

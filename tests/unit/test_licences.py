@@ -20,11 +20,8 @@ def files() -> list[Path]:
     for directory, names, files_here in os.walk(ROOT):
         names[:] = [n for n in names if Path(directory, n) not in PASSED_OVER and not MADE.fullmatch(n)]
         written += [Path(directory, name) for name in files_here]
-    return sorted(path for path in written if path.suffix in CODE or is_program(path))
-
-
-def is_program(path: Path) -> bool:
-    return not path.suffix and path.is_file() and os.access(path, os.X_OK)
+    programs = [path for path in written if not path.suffix and path.is_file() and os.access(path, os.X_OK)]
+    return sorted([*programs, *(path for path in written if path.suffix in CODE)])
 
 
 def licence_of(path: Path) -> str:

@@ -43,7 +43,6 @@ LIBRARY_OBJECT = frozenset({"ctypes.cdll", "ctypes.pydll", "ctypes.pythonapi"})
 
 
 def loads_library(node: ast.AST) -> bool:
-    """Return whether an expression is a C library: `ctypes.CDLL(None)`."""
     return isinstance(node, ast.Call) and bool(LIBRARY.fullmatch(dotted(node.func)))
 
 
@@ -76,7 +75,6 @@ def names_of(node: ast.AST, libraries: set[str]) -> Iterator[str]:
 
 
 def imported_from(module: str, names: list[str]) -> Iterator[str]:
-    """Return the calls to list among imported names."""
     if module.partition(".")[0] in IMPORTS:
         yield f"import {module}"
     for name in (f"{module}.{one}" for one in names):

@@ -99,7 +99,6 @@ def _table(releases: list[str], part: bool) -> str:
 
 
 def main() -> int:
-    """Boot each kernel; 0 if every test passed on every one."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that qemu ends, too
     options, tests = _arguments()
     if options.list:

@@ -40,7 +40,6 @@ exec bash -c "$1"
 
 
 def main() -> int:
-    """Run the commands in each suite; 0 if all succeeded everywhere."""
     words, shell = host.split_words()
     parser = host.parser("baretest", DESCRIPTION, EPILOG, "[SUITE...] [--with PACKAGE] [-- COMMAND]")
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=", ".join(roots.SUITES))
@@ -71,7 +70,6 @@ def _run_in(suite: str, command: str) -> int:
 
 
 def _connect(root: Path) -> None:
-    """Give a root this machine's ways to the package archives."""
     for name in NETWORK:
         if Path("/", name).exists():
             (root / name).unlink(missing_ok=True)

@@ -43,7 +43,8 @@ def survive(kernel: Kernel, image: Path, results: Path, timeout_s: float) -> boo
         say(f"  {name} boot: {boots[-1].seconds:.0f} s, status {boots[-1].status}; see {place}")
         if boots[-1].status != 0:
             return False
-    places, programs, containers = (_read(boots, name) for name in ("text", "programs", "container"))
+    files = ("text", "programs", "container")
+    places, programs, containers = ([(boot.directory / name).read_text() for boot in boots] for name in files)
     say(f"  _text at {places[0].split()[0]} and {places[1].split()[0]}; {programs[1].strip()}")
     wrong = {
         "the kernel has one address in both boots (chance, or no KASLR)": places[0] == places[1],
@@ -53,7 +54,3 @@ def survive(kernel: Kernel, image: Path, results: Path, timeout_s: float) -> boo
     for problem in (problem for problem, is_so in wrong.items() if is_so):
         say(f"  FAILED: {problem}")
     return not any(wrong.values())
-
-
-def _read(boots: list[Outcome], name: str) -> list[str]:
-    return [(boot.directory / name).read_text() for boot in boots]

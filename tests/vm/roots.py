@@ -198,7 +198,6 @@ def project_files() -> list[str]:
 
 
 def copy_project(destination: Path) -> None:
-    """Copy the checkout as it is now, without files that git ignores."""
     shutil.rmtree(destination, ignore_errors=True)
     for name in project_files():
         (destination / name).parent.mkdir(parents=True, exist_ok=True)

@@ -62,7 +62,6 @@ print(f"perf {perf}, Python {platform.python_version()}, bcc {bcc.__version__}")
 
 
 def main() -> int:
-    """Run the tests in each suite; 0 if all passed everywhere."""
     words, tests = host.split_words()
     parser = host.parser("suitetest", DESCRIPTION, EPILOG, "[SUITE...] [-- TESTS]")
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=", ".join(roots.SUITES))
@@ -79,7 +78,6 @@ def main() -> int:
 
 
 def _run_in(suite: str, results: Path, tests: list[str]) -> int:
-    """pytest's exit status in the root of a suite."""
     root = roots.root(suite)
     with host.locked(f"results/{suite}"):
         shutil.rmtree(results)

@@ -62,10 +62,6 @@ class Receiver:
         return Reply(200, {"Content-Type": kind}, b"{}" if kind == "application/json" else b"")
 
 
-def _parca(body: bytes) -> list[Series]:
-    return rules.parca_write_raw(json_format.Parse(body, rules.WriteRawRequest()))
-
-
 Route = tuple[dict[str, str], Callable[[bytes], list[Series]], str]
 ROUTES: dict[str, Route] = {
     "/push.v1.PusherService/Push": (
@@ -73,7 +69,11 @@ ROUTES: dict[str, Route] = {
         rules.pyroscope_push,
         "application/proto",
     ),
-    "/api/profiles/writeraw": ({"content-type": "application/json"}, _parca, "application/json"),
+    "/api/profiles/writeraw": (
+        {"content-type": "application/json"},
+        lambda body: rules.parca_write_raw(json_format.Parse(body, rules.WriteRawRequest())),
+        "application/json",
+    ),
     "/v1development/profiles": (
         {"content-type": "application/x-protobuf", "content-encoding": "gzip"},
         lambda body: otlp.export(gzip.decompress(body)),
@@ -91,7 +91,6 @@ METHODS: dict[str, Callable[[bytes], list[Series]]] = {
 
 @contextlib.contextmanager
 def receiver(context: ssl.SSLContext | None = None, *replies: Reply) -> Iterator[Receiver]:
-    """A server that lives as long as the block."""
     found = Receiver(replies=[*replies])
 
     class Handler(BaseHTTPRequestHandler):

@@ -8,7 +8,6 @@ FIRST, SECOND = threading.Lock(), threading.Lock()
 
 
 def take(one: threading.Lock, other: threading.Lock) -> None:
-    """Take both, slowly."""
     with one:
         time.sleep(0.2)
         with other:

@@ -49,7 +49,6 @@ server.stop(0).wait()
 
 
 def part(number: int, data: bytes | str) -> bytes:
-    """Return a length-delimited protobuf field."""
     data = data.encode() if isinstance(data, str) else data
     low, high = len(data) & 0x7F, len(data) >> 7
     return bytes([number << 3 | 2, *([low | 0x80, high] if high else [low])]) + data
@@ -67,7 +66,6 @@ def runtime(tmp_path: Path, answer: bytes, times: int = 1) -> str:
 
 
 def container(id_: str, *labels: tuple[str, str], name: str, image: str) -> bytes:
-    """Return a Container, as a field of ListContainersResponse."""
     body = part(1, id_) + part(2, OTHER) + part(3, part(1, name)) + part(4, part(1, image))
     return part(1, body + b"".join(part(8, part(1, key) + part(2, value)) for key, value in labels))
 

@@ -21,7 +21,6 @@ ALERTS, DASHBOARD = SERVICE / "alerts.yaml", SERVICE / "grafana.json"
 
 
 def rules() -> list[dict[str, str]]:
-    """Return the rules, with the summary of each."""
     (group,) = yaml.safe_load(ALERTS.read_text())["groups"]
     assert {rule["labels"]["severity"] for rule in group["rules"]} <= {"info", "warning"}
     return [rule | {"summary": rule["annotations"]["summary"]} for rule in group["rules"]]
@@ -85,12 +84,9 @@ DAEMONSET = DOCUMENTS[-1]
 GROUPS = {"v1": "core.v1", "apps/v1": "apps.v1"}  # apiVersion → group in names of definitions
 
 
-def definition_of(document: dict[str, Any]) -> str:
-    return f"io.k8s.api.{GROUPS[document['apiVersion']]}.{document['kind']}"
-
-
 def faults(document: dict[str, Any]) -> list[str]:
-    schema = json.loads(SCHEMA.read_text()) | {"$ref": f"#/$defs/{definition_of(document)}"}
+    definition = f"io.k8s.api.{GROUPS[document['apiVersion']]}.{document['kind']}"
+    schema = json.loads(SCHEMA.read_text()) | {"$ref": f"#/$defs/{definition}"}
     return [f"{error.json_path}: {error.message}" for error in Draft202012Validator(schema).iter_errors(document)]
 
 

@@ -21,7 +21,6 @@ def judged(
     syscall: int, kind: K, *, protocol: str = "", name: str = "x", connected: bool = False,
     inward: bool = False, path: tuple[str | Code, ...] = ("main",), state: int = S,
 ) -> tuple[str, bool]:  # fmt: skip
-    """Class of a wait, and whether it is for work."""
     builder = ProfileBuilder(meta={"arch": "x86_64"})
     thing = builder.thing(name, kind, protocol=protocol, connected=connected, inward=inward)
     builder.sample("a", list(path), 5, syscall=syscall, state=state, object=thing)

@@ -192,7 +192,6 @@ def built(samples: list[tuple[str, int, list[str | Code], SampleFlag, int]]) -> 
 
 
 def expected(profile: Profile, row: int) -> tuple[str, ...]:
-    """Return one sample's path, found the slow way."""
     samples, flags = profile.samples, SampleFlag(int(profile.samples.flags[row]))
     labels = [profile.strings[int(samples.comm[row])]]
     user_lost = flags & (SampleFlag.NO_USER_STACK | SampleFlag.UNMERGED)

@@ -41,7 +41,6 @@ def cascade_of_all(profile: Profile, tid: int | None = None) -> Cascade:
 
 
 def edges(found: Cascade) -> dict[tuple[str, str], int]:
-    """(waiter, target) → weight."""
     names = [*(str(track.tid) for track in found.tracks), *DEVICES]
     weights: Counter[tuple[str, str]] = Counter()
     rows = zip(found.waiter.tolist(), found.target.tolist(), found.carried_ns.tolist(), strict=True)

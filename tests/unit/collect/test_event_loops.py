@@ -96,7 +96,6 @@ def victim() -> Iterator[tuple[int, int]]:
 
 
 def read(pid: int, base: int, memory: bytearray) -> tuple[int, bool, list[Task]] | None:
-    """Put `memory` into a process and read its event loop."""
     with open(f"/proc/{pid}/mem", "r+b", buffering=0) as file:
         file.seek(base)
         file.write(memory)

@@ -55,11 +55,9 @@ class Image:
         self.program |= {"text": 0, "data": 0}
 
     def put(self, offset: int, *words: int) -> None:
-        """Write words of 64 bits."""
         struct.pack_into(f"<{len(words)}Q", self.memory, offset, *words)
 
     def goroutine(self, number: int, *, low: int, sp: int, bp: int, status: int) -> None:
-        """Write members of `runtime.g`."""
         place = G + 256 * number
         self.put(place, low, low + 1024)
         self.put(place + 56, sp, 0xABC)
@@ -67,7 +65,6 @@ class Image:
         self.put(place + 144, status, number, 0, 0, 7)
 
     def read(self) -> tuple[int, int, dict[tuple[str, tuple[str, ...]], int]]:
-        """Return what the reader finds."""
         moved, unread, stacks = Reader(os.getpid(), self.program).read()
         return moved, unread, {stack: number for stack, (number, _) in stacks.items()}
 

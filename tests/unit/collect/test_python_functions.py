@@ -30,7 +30,6 @@ deep(40)
 
 
 def offsets_of(pid: int) -> dict[str, int]:
-    """Return the members of `struct offcpu_python` of a process."""
     for mapping in parse_maps(read_maps(pid)):
         if PYTHON.search(mapping.name):
             with open(mapping.name, "rb") as file:

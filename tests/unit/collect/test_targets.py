@@ -75,7 +75,6 @@ def test_hierarchies_of_a_system_with_both() -> None:
 
 @contextlib.contextmanager
 def waiting_thread() -> Iterator[int]:
-    """Yield the id of a thread that ends afterwards."""
     stop = threading.Event()
     thread = threading.Thread(target=lambda: stop.wait(10))
     thread.start()

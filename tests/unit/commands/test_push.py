@@ -10,7 +10,7 @@ import pytest
 from builders import program
 from builders.examples import examples
 from builders.push import rules
-from builders.push.servers import Receiver, Reply, receiver
+from builders.push.servers import Reply, receiver
 
 from perf_offcpu.cli import main
 from perf_offcpu.push import messages
@@ -29,11 +29,6 @@ def push(*words: str | Path, status: int = 0) -> subprocess.CompletedProcess[str
     return program.run("push", *words, *INPUT, status=status)
 
 
-def by_stack(found: Receiver, name: str) -> Counter[tuple[str, ...]]:
-    (series,) = found.stored
-    return Counter({(comm, *stack): value for (comm, stack), value in series.by_label(name).items()})
-
-
 @pytest.mark.usefixtures("any_age")
 def test_what_arrives_is_what_convert_writes() -> None:
     """What each server stores of a message: tests/unit/push/test_messages.py."""
@@ -46,7 +41,8 @@ def test_what_arrives_is_what_convert_writes() -> None:
     for line in folded.stdout.splitlines():
         stack, _, weight = line.rpartition(" ")
         expected[tuple(stack.split(";"))] += int(weight)
-    assert by_stack(found, "thread_name") == +expected
+    (series,) = found.stored
+    assert {(comm, *stack): value for (comm, stack), value in series.by_label("thread_name").items()} == +expected
     assert f"perf-offcpu push: {target}: {expected.total() / 1e9:.3f} s, " in done.stdout
 
 

@@ -124,7 +124,6 @@ with busy('working'): time.sleep({})
 
 
 def busy_on_terminal(seconds: float, **environment: str) -> str:
-    """Return stderr as a terminal got it."""
     command = [sys.executable, "-c", WORK.format(seconds)]
     return terminal.on_terminal(command, "stderr", env=os.environ | {"TERM": "xterm", **environment})
 

@@ -37,7 +37,6 @@ def slices(found: list[Event], category: str) -> list[tuple[int, int, str, int, 
 
 
 def weights(found: list[Event]) -> int:
-    """Everything the trace shows of the profile's weights."""
     moments = sum(one["args"]["weight"] for one in found if one["ph"] == "i")
     return moments + sum(one[4] for kind in ("offcpu", "cpu") for one in slices(found, kind))
 

@@ -33,12 +33,10 @@ class Fleet(DatasetBuilder):
         self.wait(host, round((end_ms - begin_ms) * MS), **facts)
 
     def request(self, host: str, begin_ms: float, end_ms: float, ends: tuple[str, str], **columns: Any) -> None:
-        """Add a wait for a peer that is slow."""
         known: dict[str, Any] = {"class": "network", "network": "peer slow", "object": f"tcp {ends[1]}"}
         self.from_to(host, begin_ms, end_ms, **between(ends), **known | columns)
 
     def idle(self, host: str, begin_ms: float, end_ms: float, ends: tuple[str, str]) -> None:
-        """Add a wait of a server for its client."""
         self.from_to(host, begin_ms, end_ms, **between(ends), **{"class": "network", "object": f"tcp {ends[1]}"})
 
 

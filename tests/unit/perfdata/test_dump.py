@@ -109,7 +109,6 @@ def patched(tmp_path: Path, changes: dict[int, bytes], name: str = "direct") -> 
 
 
 def one_of(name: str) -> Dumped:
-    """Return the first record of a type in direct.data."""
     return next(one for one in records_of(DATA / "direct.data") if one.name == f"PERF_RECORD_{name}")
 
 

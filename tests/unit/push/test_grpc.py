@@ -43,7 +43,6 @@ def body_for(server: str) -> str:
 
 
 def retry_info(seconds: int) -> str:
-    """A google.rpc.Status with a RetryInfo."""
     delay, url = bytes([0x0A, 2, 0x08, seconds]), b"type.googleapis.com/google.rpc.RetryInfo"
     any_ = bytes([0x0A, len(url)]) + url + bytes([0x12, len(delay)]) + delay
     return text(b"\x08\x08" + bytes([0x1A, len(any_)]) + any_)

@@ -184,7 +184,6 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def sleeps(*waits: tuple[int, int], flags: SampleFlag | None = None, syscall: int = Call.NANOSLEEP) -> Profile:
-    """Sleeps of (asked, slept) ns."""
     builder = ProfileBuilder(meta={"arch": "x86_64"})
     thing = builder.thing("sleep", ObjectKind.UNKNOWN)
     for asked, slept in waits:

@@ -39,7 +39,6 @@ def profile_of(path: Path, *records: bytes) -> Profile:
 
 
 def names(profile: Profile, column: str = "name") -> list[str]:
-    """The name of each sample's object; "" for none."""
     texts = [profile.strings[row] for row in getattr(profile.objects, column).tolist()]
     return [texts[row] if row >= 0 else "" for row in profile.samples.object.tolist()]
 
@@ -47,11 +46,8 @@ def names(profile: Profile, column: str = "name") -> list[str]:
 def fields_of(text: str) -> dict[str, Any]:
     """Return name → value of the words `NAME=VALUE`: numbers, names of LockRole, texts."""
     pairs = (word.split("=", 1) for word in shlex.split(text))
-    return {name: int(value, 0) if re.fullmatch(r"-?\d+|0x\w+", value) else _named(value) for name, value in pairs}
-
-
-def _named(value: str) -> Any:
-    return Role[value] if value in Role.__members__ else value
+    named, is_number = Role.__members__, re.compile(r"-?\d+|0x\w+").fullmatch
+    return {name: int(value, 0) if is_number(value) else named.get(value, value) for name, value in pairs}
 
 
 def one_wait(kind: K, fields: dict[str, Any]) -> tuple[bytes, bytes]:

@@ -32,7 +32,6 @@ class Waits(NamedTuple):
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """Compile bpf/period.h with the headers of the BPF programs."""
     flags = ("-O2", "-shared", "-fPIC", "-isystem", f"{BPF}/include", "-I", str(BPF))
     return ctypes.CDLL(str(build("programs/period.c", tmp_path_factory.mktemp("period") / "period.so", *flags)))
 

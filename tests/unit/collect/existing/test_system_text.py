@@ -71,7 +71,6 @@ def test_the_shift_of_the_monotonic_clock(text: str, shift_ns: int) -> None:
 
 
 def scan(known: KnownTasks | None) -> bytes:
-    """Return the records of this process."""
     known = known or KnownTasks()
     known.begin()
     reader = ProcessReader(MappedBuildIds(), True, known.has, lambda device: None)

@@ -145,7 +145,6 @@ class Place:
         self.series.current.pause(self.collector.span)
 
     def end(self) -> list[Recording]:
-        """End the recording; return what is in the files."""
         self.series.end_part(self.collector.end)
         self.series.current.finish(self.collector.span)
         self.series.sum_up()

@@ -55,7 +55,6 @@ def table(rows: list[dict[str, int]]) -> Switches:
 
 
 def drawn(timelines: dict[int, str]) -> tuple[Switches, Tasks]:
-    """Timelines by tid."""
     rows, tasks = [], list[tuple[int, int, int, int]]()
     for tid, line in timelines.items():
         for place, sign in enumerate(line):

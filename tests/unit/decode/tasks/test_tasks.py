@@ -39,7 +39,6 @@ def at(time: int, pid: int, tid: int) -> bytes:
 
 
 def mapped(recording: Recording) -> list[list[str]]:
-    """The objects in the address space of each sample."""
     maps, dsos = recording.maps, recording.dsos
     return [
         [recording.strings[int(dsos.path[dso])] for dso in maps.dso[maps.space == space].tolist()]
@@ -124,7 +123,6 @@ OLD, NEW = 0, 1
 
 
 def mappings(spaces: AddressSpaces) -> list[tuple[int, int, int]]:
-    """(space, start, dso) of all mappings."""
     table = spaces.tables()[1]
     return list(zip(table.space.tolist(), table.start.tolist(), table.dso.tolist(), strict=True))
 

@@ -31,7 +31,6 @@ def recording(program: Path, chains: list[list[int]]) -> Recording:
 
 
 def frames(profile: Profile, sample: int = 0) -> list[tuple[str, str, int, int]]:
-    """(symbol, file, line, inline depth) of a sample, leaf first."""
     table, strings = profile.frames, profile.strings
     stack = frames_of(profile.stacks.parent, profile.stacks.frame, int(profile.samples.stack[sample]))
     symbols, files = ([strings[name] for name in column[stack].tolist()] for column in (table.symbol, table.file))
