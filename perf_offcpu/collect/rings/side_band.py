@@ -49,7 +49,7 @@ _GROWING = (int(RecordType.KSYMBOL), int(RecordType.BPF_EVENT))
 _SYMBOL_NAME = _HEAD + RECORD_LAYOUTS[RecordType.KSYMBOL].offset("name", 0)
 _BPF_EVENT_SIZE = _HEAD + RECORD_LAYOUTS[RecordType.BPF_EVENT].size() + len(ZERO_TRAILER)
 _PROT = _HEAD + _LAYOUT.offset("prot", 0)
-_PROT_WRITE = 2
+_PROT_WRITE, _PROT_EXEC = 2, 4  # in the first byte: little-endian machines
 _LOST = (int(RecordType.LOST), int(RecordType.LOST_SAMPLES))
 _TASKS = (int(RecordType.FORK), int(RecordType.EXIT))
 _MMAP2, _FLAG = int(RecordType.MMAP2), int(Misc.MMAP_BUILD_ID)
@@ -165,7 +165,9 @@ class SideBand:
     def _complete(self, records: list[memoryview]) -> None:
         """Write build-ids into MMAP2 records, in place; clear the build-id flag of records of files without one."""
         keys = [_key(record) for record in records]
-        new = {key: record for key, record in zip(keys, records, strict=True) if key and key not in self._known}
+        # The last record of a file counts: code, whose mapping stays. Linkers map over the ends of the others.
+        of_code_last = sorted(zip(keys, records, strict=True), key=lambda pair: pair[1][_PROT] & _PROT_EXEC)
+        new = {key: record for key, record in of_code_last if key and key not in self._known}
         build_ids = self._read(new) if new else {}
         for record, key in zip(records, keys, strict=True):
             misc = int.from_bytes(record[_MISC : _MISC + 2], sys.byteorder) & ~_FLAG

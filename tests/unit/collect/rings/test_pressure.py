@@ -158,6 +158,21 @@ def test_maps_of_own_data_are_left_out(name: bytes, prot: int, stays: bool) -> N
     side_band.close()
 
 
+def test_the_build_id_is_read_by_the_mapping_of_code() -> None:
+    """The file has another path in its root directory; over the end of its last mapping the linker has mapped."""
+    own = next(m for m in maps.parse_maps(maps.read_maps(os.getpid())) if m.inode and b"x" in m.permissions)
+    place = {"pid": os.getpid(), "tid": 1, "addr": own.start, "len": own.end - own.start, "pgoff": 0, "flags": 2}
+    values: dict[str, object] = {**place, "maj": 0, "min": 0, "ino": own.inode, "ino_generation": 0}
+    values |= {"prot": READ | EXECUTE, "filename": b"/nowhere/file"}
+    data = mmap2(CpuMode.USER, values | {"len": 1 << 40, "prot": READ}, misc=Misc.MMAP_DATA)
+    side_band, kept = SideBand(MappedBuildIds(), KnownKernel(), Losses()), list[Buffer]()
+    side_band.sink = SimpleNamespace(append=lambda *pieces: kept.extend(pieces))
+    side_band.append(mmap2(CpuMode.USER, values) + data)
+    build_id = maps.build_id_at(own.name)
+    assert build_id and b"".join(map(bytes, kept)).count(build_id) == 2
+    side_band.close()
+
+
 def test_no_more_than_some_files_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maps, "MOST_KNOWN", 2)
     build_ids = MappedBuildIds()
