@@ -236,7 +236,7 @@ struct offcpu_python {
 	u32 next_interpreter, threads, next_thread, thread_id, thread_frame, c_frame;
 	u32 frame_size, code, previous, instruction, unit_shift;
 	u32 entry, entry_shift, least_shim, entry_each, entry_marked;
-	u32 code_begin, first_line, line_shift, file, name, lines, instructions, version;
+	u32 first_line, line_shift, file, name, lines, instructions, version;
 	u32 compact, ascii_less, minor;
 };
 

@@ -16,9 +16,9 @@ BPF_QUEUE(new_codes, struct offcpu_code, OFFCPU_PYTHON ? OFFCPU_NEW_CODES : 1);
 #if OFFCPU_PYTHON
 #define PYTHON_ROUNDS (OFFCPU_PYTHON_FRAMES + (OFFCPU_MAY_GOTO ? OFFCPU_PYTHON_FRAMES : 40))
 #define PYTHON_THREADS (OFFCPU_MAY_GOTO ? 1024 : 128)	/* states of threads that are looked at */
-enum { KNOWN_OBJECTS = 512, ENTRY_SHIFT = 19, CODE_ID_SHIFT, OBJECT_WORDS = 32, CODE_BYTES = 88 };
+enum { KNOWN_OBJECTS = 512, ENTRY_SHIFT = 19, CODE_ID_SHIFT, OBJECT_WORDS = 32 };
 enum { OBJECT_LENGTH = 2, TEXT_HASH, TEXT_FLAGS, BYTES_LENGTH = 16, BYTES_DATA = 32 };
-enum { VIEW_WORDS = 512, VIEW_ROOM = 2047, TEXT_HEAD = 40, TEXT_BYTES = 256 };
+enum { VIEW_WORDS = 512, VIEW_ROOM = 2047, TEXT_HEAD = 40, TEXT_BYTES = 256, CODE_BYTES = 168 };
 
 struct offcpu_walk {	/* in memory: the verifier knows nothing of it, nor follows branches */
 	struct offcpu_python at;
@@ -190,16 +190,10 @@ static __always_inline void announce_code(const struct offcpu_run *run, struct o
 		known->described = known->stamp = 0;	/* the next wait in it tries again */
 }
 
-/* Whether code stays until code is freed: not what is being freed, whose frame may be the leaf. */
-static __always_inline bool is_held(struct offcpu_walk *walk, u64 code)
-{
-	return walk->stamp != walk->walks && walk->nr && (u32)user_word(code) > 1;
-}
-
 /* Read the Python frames of `current`. */
 static __always_inline void walk_python(const struct offcpu_run *run, struct offcpu_walk *walk)
 {
-	u64 i, code, mark, index;
+	u64 i, code, mark, index, kept;
 	struct offcpu_python_object *known;
 
 	walk->nr = walk->unreadable = walk->room = walk->from = 0;
@@ -220,12 +214,13 @@ static __always_inline void walk_python(const struct offcpu_run *run, struct off
 		}
 		known = known_of(walk, code);
 		if (known->stamp != (walk->stamp ^ code)) {
-			walk->unreadable = bpf_probe_read_user(walk->code, CODE_BYTES,
-							       (void *)code + walk->at.code_begin);
+			walk->unreadable = bpf_probe_read_user(walk->code, CODE_BYTES, (void *)code);
 			if (walk->unreadable)
 				break;
 			known->hash = hash_code(run, walk);
-			known->stamp = (is_held(walk, code) ? walk->stamp : walk->walks) ^ code;
+			/* For this walk alone if it may be being freed: a leaf's, or without owner. */
+			kept = sign_of(-(u64)walk->nr) & sign_of(1 - (u64)(u32)word_at(walk->code, 0));
+			known->stamp = walk->walks ^ code ^ (kept & (walk->stamp ^ walk->walks));
 			announce_code(run, walk, known);
 		}
 		index -= (code + walk->at.instructions) & walk->at.relative;

@@ -26,7 +26,7 @@ _MOST_NAME, _MOST_LINES = 1000, 16 << 10
 _MOST_TEXT: Final = 48 << 10  # bytes of a thread's functions, which leave room for the rest of a record
 _MOST_LINE: Final = 10**9 - 1
 _BYTES_SIZE, _BYTES = 16, 32  # of a bytes object: its size, its content
-_CODE_BYTES, _MOST_CODES = 88, 4096
+_CODE_BYTES, _MOST_CODES = 168, 4096
 _FIRST_WITH_ID: Final = 11  # of Python 3: threads tell the id that the kernel knows
 _UNSAID: Final = dict.fromkeys(("tag", "direct", "relative", "unit_shift", "entry_each", "entry_marked"), 0)
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
@@ -158,7 +158,7 @@ class FunctionReader:
     def _code(self, memory: Memory, code: int) -> tuple[str, str, LineTable]:
         """Return (name, file, lines) of a code object."""
         offsets = self._offsets
-        head = memory.read(code + offsets["code_begin"], _CODE_BYTES)
+        head = memory.read(code, _CODE_BYTES)
         if (code, head) not in self._codes:
             name, file = (
                 memory.text(_word(head, offsets[member]), offsets["compact"], offsets["ascii_less"], _MOST_NAME)

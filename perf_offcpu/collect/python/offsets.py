@@ -12,7 +12,6 @@ build for debugging is not read, because its section has another size.
     index_mask, relative    the instruction is an address (relative: all bits), or an index (0)
     entry, entry_shift      a byte of a frame: from `least_shim` on, the frame is no function, and the one before it the
                             first of a call in C; or each frame is (entry_each), or if the byte is 1 (entry_marked)
-    code_begin              of the bytes of a code object that are read; other offsets in it are relative to this one
     version                 of a code object, unique; 0 none
     compact, ascii_less     size of the head of a string, and how much less it is of ASCII
 """
@@ -38,7 +37,7 @@ _SECTION_HEADER: Final = struct.Struct("<IIQQQQIIQQ")
 _MOST_SECTIONS: Final = 512
 _MOST_NAMES: Final = 64 << 10
 _COOKIE: Final = b"xdebugpy"
-_HEAD, _CODE_BYTES = 800, 88  # as in bpf/python.h
+_HEAD, _CODE_BYTES = 800, 168  # as in bpf/python.h
 _ALL: Final = 2**64 - 1
 _SHIM, _TAGS = 3, 7
 
@@ -138,21 +137,15 @@ def offsets_of(head: bytes, minor: int) -> dict[str, int]:
         return {}
     compact, ascii_ = (56, 40) if minor >= 12 else (72, 48)
     entry, first_line = offsets.setdefault("entry", 0), offsets["first_line"]
-    begin = first_line & ~7
-    members = {name: offsets[name] - begin for name in ("first_line", "file", "name", "lines")}
     in_thread = max(offsets[name] for name in ("next_thread", "thread_frame", "thread_id"))
-    if in_thread > _MOST_THREAD or not all(0 <= offset < _CODE_BYTES - 7 for offset in members.values()):
+    in_code = max(offsets[name] for name in ("first_line", "file", "name", "lines"))
+    if in_thread > _MOST_THREAD or in_code >= _CODE_BYTES - 7:
         return {}
-    return (
-        offsets
-        | members
-        | {
-            "code_begin": begin,
-            "minor": minor,
-            "entry_shift": entry % 8 * 8,
-            "line_shift": first_line % 8 * 8,
-            "version": _VERSION_OF_CODE[first_line] - begin if first_line in _VERSION_OF_CODE else 0,
-            "compact": compact,
-            "ascii_less": compact - ascii_,
-        }
-    )
+    return offsets | {
+        "minor": minor,
+        "entry_shift": entry % 8 * 8,
+        "line_shift": first_line % 8 * 8,
+        "version": _VERSION_OF_CODE.get(first_line, 0),
+        "compact": compact,
+        "ascii_less": compact - ascii_,
+    }
