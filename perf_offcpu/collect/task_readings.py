@@ -19,7 +19,7 @@ from perf_offcpu.losses import LossCause, Losses
 _SHARE, _MOST_CREDIT_S, _FIRST_S = 0.01, 0.05, 0.3
 _PATIENCE_S, _MOST_S, _LAST_S = 2.0, 5.0, 1.0  # for a process, until it is avoided; for all; for all in the end
 _LOOK_S, _MOST_LOOK_S, _SLOWER, _NEW_AT_ONCE = 0.25, 30.0, 1.5, 16  # processes in which a reading looks for tasks
-_MOST_LISTS, _MOST_LIST_S = 200, 2.0  # lists of processes take 1/200 of a CPU; longest time between two of them
+_MOST_LISTS, _MOST_LIST_S = 200, 30.0  # lists of processes take 1/200 of a CPU; longest time between two of them
 
 
 class TaskReader(ABC):
