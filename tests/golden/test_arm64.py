@@ -9,10 +9,14 @@ import pytest
 from builders.perf_text import parse
 
 from perf_offcpu import losses
+from perf_offcpu.analysis.classes.classify import classify
+from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.cli import main
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.objects.search import Search
+from perf_offcpu.symbolize.load import load_profile
+from perf_offcpu.symbolize.options import SymbolizeOptions
 from perf_offcpu.unwind.unwinder import unwind
 
 DATA = Path(__file__).parents[1] / "data" / "arm64"
@@ -128,3 +132,28 @@ def test_waits_are_as_many_as_the_threads_counted_themselves() -> None:
     assert set(samples.pid[waits].tolist()) == {183}
     counted = {tid: int(samples.count[waits & (samples.tid == tid)].sum()) for tid in (183, *range(194, 207))}
     assert list(counted.values()) == [2, 8, 10, 4, 4, 4, 4, 3, 4, 7, 4, 50, 1, 1 + 1]
+
+
+COMPAT = Path(__file__).parents[1] / "data" / "arm64-32bit"
+CALLS = {
+    "sleeper": {"futex lock", "clock_nanosleep sleep"},
+    "pipe-reader": {"futex lock", "read pipe"},
+    "poller": {"futex lock", "poll poll"},
+    "locker-b": {"futex lock", "clock_nanosleep sleep"},
+    "syncer": {"futex lock", "fsync disk"},
+}
+
+
+@pytest.mark.parametrize(("name", "of_read"), [("own", "pipe"), ("no-kernel-stacks", "other")])
+def test_system_calls_of_32_bit_programs_are_arms(tmp_path: Path, name: str, of_read: str) -> None:
+    """As numbers of arm64, they would be other calls. Without a kernel stack, read() may wait for anything."""
+    (tmp_path / "data").write_bytes(lzma.decompress((COMPAT / f"{name}.data.xz").read_bytes()))
+    profile = load_profile([str(tmp_path / "data")], SymbolizeOptions(kallsyms=str(COMPAT / "kallsyms"), force=True))
+    waits, samples = classify(profile), profile.samples
+    in_call = profile.is_offcpu() & (samples.syscall >= 0)
+    for comm, calls in CALLS.items():
+        rows = np.flatnonzero(in_call & (samples.comm == profile.strings.find(comm)))
+        pairs = zip(waits.syscall[rows], waits.wait_class[rows], strict=True)
+        shown = {f"{waits.syscall_names[call]} {WaitClass(row).label}" for call, row in pairs}
+        assert shown == {call.replace("read pipe", f"read {of_read}") for call in calls}, comm
+    assert profile.losses[losses.OBJECTS_COMPAT] > 60
