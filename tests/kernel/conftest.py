@@ -17,6 +17,7 @@ from kernel.whole_stacks import AS_POSTGRES, STACKS, compiled
 @pytest.fixture(scope="session")
 def napper(tmp_path_factory: pytest.TempPathFactory) -> Path:
     flags = "-O1 -g -Wall -static -no-pie -fno-omit-frame-pointer -fno-optimize-sibling-calls".split()
+    flags.append("-mno-omit-leaf-frame-pointer")  # the usual one on arm64, where doze() would hide its caller
     return build(Path(__file__).with_name("napper.c"), tmp_path_factory.mktemp("napper") / "napper", *flags)
 
 
