@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.directories import Directory
-from perf_offcpu.files import is_shared
+from perf_offcpu.files import descriptor, is_shared
 from perf_offcpu.units import size_bytes
 
 Array = NDArray[Any]
@@ -221,11 +221,8 @@ def unpack(data: memoryview) -> dict[str, Array] | None:
 
 def _map(directory: Directory, name: str) -> memoryview | None:
     """Return a file mapped read-only; None if it does not count. Files are replaced, never cut: the map stays valid."""
-    fd = directory.open_regular(name, owners={os.geteuid()})
-    try:
+    with descriptor(directory.open_regular(name, owners={os.geteuid()})) as fd:
         status = os.fstat(fd)
         if status.st_nlink != 1 or is_shared(status) or status.st_size < _HEAD.itemsize:
             return None
         return memoryview(mmap.mmap(fd, status.st_size, prot=mmap.PROT_READ))
-    finally:
-        os.close(fd)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import BinaryIO, Final, Self
 
-from perf_offcpu.files import FileRefusedError, is_shared, open_regular
+from perf_offcpu.files import FileRefusedError, descriptor, is_shared, open_regular
 from perf_offcpu.structs import Closing
 
 _HANDLE: Final = os.O_PATH | os.O_CLOEXEC
@@ -39,25 +39,19 @@ class Directory(Closing):
         bit (as /tmp has). So root does not use another user's HOME, which sudo may keep. The path is absolute; with
         `make`, missing components are created with mode 0700."""
         user = os.geteuid()
-        handle = _resolve(path, partial(_check_private, {0, user}), make=make)
-        try:
+        with descriptor(_resolve(path, partial(_check_private, {0, user}), make=make)) as handle:
             status = os.fstat(handle)
             if status.st_uid != user or is_shared(status):
                 raise FileRefusedError(path, "the directory is not private to its user")
             return cls(_reopen_directory(handle, path), path)
-        finally:
-            os.close(handle)
 
     @classmethod
     def named(cls, path: str, *, make: bool = False) -> Self:
         """Open a directory that the user named, wherever it is; with `make`, create missing components. In a directory
         that all may write to (sticky, as /tmp), only links of the caller or of the owner of that directory are
         followed: the kernel's own rule (fs.protected_symlinks), enforced also where it is switched off."""
-        handle = _resolve(os.path.abspath(path), partial(_check_protected, os.geteuid()), make=make)
-        try:
+        with descriptor(_resolve(os.path.abspath(path), partial(_check_protected, os.geteuid()), make=make)) as handle:
             return cls(_reopen_directory(handle, path), path)
-        finally:
-            os.close(handle)
 
     @classmethod
     def of_process(cls, path: str) -> Self:
@@ -119,14 +113,9 @@ class Directory(Closing):
         with self._listed() as listed, os.scandir(listed) as entries:
             return sorted(entry.name for entry in entries if not _is_usual(entry))
 
-    @contextlib.contextmanager
-    def _listed(self) -> Iterator[int]:
-        """Yield a new descriptor of the directory: threads that list it by one descriptor would share its position."""
-        listed = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.fd)
-        try:
-            yield listed
-        finally:
-            os.close(listed)
+    def _listed(self) -> contextlib.AbstractContextManager[int]:
+        """Return a new descriptor of the directory: threads that list it by one descriptor would share its position."""
+        return descriptor(os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.fd))
 
     def open_regular(self, name: str, *, owners: Collection[int] | None = None, max_bytes: int | None = None) -> int:
         """Open a regular file, never through a link; return its descriptor. See `files.open_regular`."""

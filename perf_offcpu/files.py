@@ -16,7 +16,8 @@ them. Files of the kernel (/proc, /sys) have a function of their own: who made t
 import errno
 import os
 import stat
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 _HANDLE: Final = os.O_PATH | os.O_CLOEXEC
@@ -72,13 +73,19 @@ def open_regular(
         os.close(handle)
 
 
-def read_regular(path: str, max_bytes: int, *, owners: Collection[int] | None = None) -> bytes:
-    """Return the content of a regular file; one that grows beyond `max_bytes` meanwhile is refused, too."""
-    fd = open_regular(path, owners=owners, max_bytes=max_bytes)
+@contextmanager
+def descriptor(fd: int) -> Iterator[int]:
+    """Yield a descriptor, and close it at the end of the block."""
     try:
-        return read_bounded(fd, max_bytes, path)
+        yield fd
     finally:
         os.close(fd)
+
+
+def read_regular(path: str, max_bytes: int, *, owners: Collection[int] | None = None) -> bytes:
+    """Return the content of a regular file; one that grows beyond `max_bytes` meanwhile is refused, too."""
+    with descriptor(open_regular(path, owners=owners, max_bytes=max_bytes)) as fd:
+        return read_bounded(fd, max_bytes, path)
 
 
 def read_kernel(path: str, max_bytes: int = 1 << 28) -> bytes:

@@ -19,7 +19,7 @@ from typing import Final
 
 from perf_offcpu.directories import Directory
 from perf_offcpu.errors import UsageError
-from perf_offcpu.files import FileRefusedError, read_bounded
+from perf_offcpu.files import FileRefusedError, descriptor, read_bounded
 
 STATE: Final = "state.json"
 LOCK: Final = "lock"
@@ -139,11 +139,8 @@ class Spool:
 
     def read(self, name: str, most: int = _MAX_MESSAGE) -> bytes:
         """Return the content of a message, or of another file; refuse more than `most` bytes."""
-        fd = self._directory.open_regular(name, owners={os.geteuid()}, max_bytes=most)
-        try:
+        with descriptor(self._directory.open_regular(name, owners={os.geteuid()}, max_bytes=most)) as fd:
             return read_bounded(fd, most, name)
-        finally:
-            os.close(fd)
 
     def read_state(self) -> bytes:
         """Return the saved account; b"" if there is no account yet."""

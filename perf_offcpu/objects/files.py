@@ -41,11 +41,8 @@ def vdso_image() -> bytes:
     if line is None:
         raise FormatError("/proc/self/maps", VDSO, "this process has no vDSO")
     start, end = (int(word, 16) for word in line.split(b" ", 1)[0].split(b"-"))
-    fd = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.pread(fd, min(end - start, _MAX_BYTES), start)
-    finally:
-        os.close(fd)
+    with open("/proc/self/mem", "rb", buffering=0) as memory:
+        return os.pread(memory.fileno(), min(end - start, _MAX_BYTES), start)
 
 
 _ACTING: Final = ("/dev/", "/proc/", "/sys/")

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from perf_offcpu.collect.bpf.attr import NAME_BYTES, BtfInfo, BtfLoad, Command, MapCreate, MapInfo, MapType, ObjectId
 from perf_offcpu.collect.bpf.syscall import call, read_info
 from perf_offcpu.collect.system.cpus import possible_cpus
+from perf_offcpu.files import descriptor
 
 # `struct bpf_insn`; its two registers of 4 bits each lie as C puts bit fields on this machine.
 _INSTRUCTION = np.dtype([("code", "u1"), ("registers", "u1"), ("off", "=i2"), ("imm", "=i4")])
@@ -149,13 +150,10 @@ def _relinked(code: bytes, maps: Mapping[int, int]) -> bytes:
 
 
 def _btf_bytes(btf_id: int) -> bytes:
-    fd = call(Command.BTF_GET_FD_BY_ID, ObjectId(start_id=btf_id))
-    try:
+    with descriptor(call(Command.BTF_GET_FD_BY_ID, ObjectId(start_id=btf_id))) as fd:
         data = ctypes.create_string_buffer(read_info(fd, BtfInfo()).btf_size)
         read_info(fd, BtfInfo(btf=ctypes.addressof(data), btf_size=len(data)))
         return data.raw
-    finally:
-        os.close(fd)
 
 
 def _create_map(shape: MapShape, btf: int) -> int:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from perf_offcpu.abi.syscalls import syscall_number
 from perf_offcpu.collect.bpf import attr as uapi
 from perf_offcpu.collect.bpf.attr import NAME_BYTES, AttachType, Command, Element, MapCreate, MapType, ProgramType
+from perf_offcpu.files import descriptor
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -114,14 +115,14 @@ def run_program(program_fd: int) -> int:
 
 def run_iterator(program_fd: int) -> bytes:
     """Run an iterator program once over all its objects and return its output."""
-    link = call(Command.LINK_CREATE, uapi.LinkCreate(prog_fd=program_fd, attach_type=AttachType.TRACE_ITER))
-    try:
+    attr = uapi.LinkCreate(prog_fd=program_fd, attach_type=AttachType.TRACE_ITER)
+    with (
+        descriptor(call(Command.LINK_CREATE, attr)) as link,
         # direct: a descriptor of the kernel's
-        with open(call(Command.ITER_CREATE, uapi.IterCreate(link_fd=link)), "rb", buffering=0) as output:
-            # None: nothing for a million objects (EAGAIN)
-            return b"".join(filter(None, iter(lambda: output.read(_ITERATOR_BYTES), b"")))
-    finally:
-        os.close(link)
+        open(call(Command.ITER_CREATE, uapi.IterCreate(link_fd=link)), "rb", buffering=0) as output,
+    ):
+        # None: nothing for a million objects (EAGAIN)
+        return b"".join(filter(None, iter(lambda: output.read(_ITERATOR_BYTES), b"")))
 
 
 def enable_stats() -> int:

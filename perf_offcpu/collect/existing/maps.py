@@ -15,7 +15,7 @@ from perf_offcpu import losses
 from perf_offcpu.build_ids import build_id_of
 from perf_offcpu.collect.existing.records import MOST_NAME
 from perf_offcpu.collect.system.helper import Avoided
-from perf_offcpu.files import open_regular, read_kernel_begin
+from perf_offcpu.files import descriptor, open_regular, read_kernel_begin
 from perf_offcpu.losses import Losses
 
 MOST_BYTES: Final = 32 << 20  # bytes that are read of one process: 300 000 ordinary mappings
@@ -161,18 +161,13 @@ def build_id_at(path: str | bytes, inode: int | None = None) -> bytes | None:
         fd = open_regular(os.fsdecode(path))
     except (OSError, ValueError):  # ValueError: a NUL in the name
         return None
-    try:
+    with descriptor(fd):
         return build_id_of(fd) if inode in (None, os.fstat(fd).st_ino) else None
-    finally:
-        os.close(fd)
 
 
 def build_id_of_memory(address: int, size: int) -> bytes:
     """Return the build-id of an ELF image in this process's own memory: the vDSO, which is the same in all. `address`,
     `size`: a readable mapping, as /proc/self/maps shows it."""
-    fd = os.memfd_create("image", os.MFD_CLOEXEC)
-    try:
+    with descriptor(os.memfd_create("image", os.MFD_CLOEXEC)) as fd:
         os.write(fd, ctypes.string_at(address, size))
         return build_id_of(fd)
-    finally:
-        os.close(fd)

@@ -21,7 +21,7 @@ from perf_offcpu.collect.python.functions import FunctionReader, Functions
 from perf_offcpu.collect.python.memory import UnreadableError, switches_of
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.unprivileged.objects import CallObjects, WaitObject
-from perf_offcpu.files import read_kernel_if_any
+from perf_offcpu.files import descriptor, read_kernel_if_any
 from perf_offcpu.losses import Losses
 
 LEAST_NS: Final = 4_000_000
@@ -164,12 +164,7 @@ def _read(tid: int, address: int, size: int) -> bytes:
     """Return up to `size` bytes of a thread's stack, to its end."""
     try:
         # direct: a file of /proc
-        memory = os.open(f"/proc/{tid}/mem", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        return os.pread(memory, size, address)
+        with descriptor(os.open(f"/proc/{tid}/mem", os.O_RDONLY | os.O_CLOEXEC)) as memory:
+            return os.pread(memory, size, address)
     except (OSError, OverflowError):
         return b""
-    finally:
-        os.close(memory)

@@ -27,7 +27,7 @@ from perf_offcpu.collect.bpf.header import read_header
 from perf_offcpu.collect.kernel_totals.user_stacks import read_memory
 from perf_offcpu.collect.wait_objects.owners import holder_and_timeout, only_descriptor
 from perf_offcpu.collect.wait_objects.sockets import EPOLL
-from perf_offcpu.files import read_kernel_if_any
+from perf_offcpu.files import descriptor, read_kernel_if_any
 from perf_offcpu.resources import bpf_dir
 
 _LINK: Final = re.compile(rb"(pipe|socket):\[(\d+)\]|anon_inode:(.*)|pidfd:.*", re.DOTALL)
@@ -228,12 +228,9 @@ def _is_remote_mount(pid: int, mount: bytes) -> bool:
 def _add_addresses(row: NDArray[Any], pid: int, fd: int) -> None:
     """Fill in family, protocol and addresses of a socket, read from a copy of its descriptor."""
     with suppress(OSError):
-        process = os.pidfd_open(pid)
-        try:
-            number = syscall_number("pidfd_getfd", platform.machine())
+        number = syscall_number("pidfd_getfd", platform.machine())
+        with descriptor(os.pidfd_open(pid)) as process:
             copy = int(_LIBC.syscall(ctypes.c_long(number), process, fd, 0))
-        finally:
-            os.close(process)
         if copy < 0:
             return
         with socket.socket(fileno=copy) as own:

@@ -3,7 +3,6 @@
 So headers are tables, read within bounds, and make no long loops; each read is checked against the file's size and a
 ceiling. Errors are FormatError for a damaged file, OSError for one that cannot be read."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -17,7 +16,7 @@ from perf_offcpu.binary.fields import Order
 from perf_offcpu.binary.layout import Layout
 from perf_offcpu.cache import DiskCache
 from perf_offcpu.errors import FormatError
-from perf_offcpu.files import open_regular
+from perf_offcpu.files import descriptor, open_regular
 from perf_offcpu.model.columns import Bool
 from perf_offcpu.objects.elf import headers
 from perf_offcpu.objects.elf.headers import SEGMENT, Rows, Source, uncompress
@@ -135,8 +134,5 @@ class ElfImage:
 @contextmanager
 def open_elf(path: str, cache: DiskCache | None = None) -> Iterator[ElfImage]:
     """Open an ELF file for the time of a `with` block; `cache` keeps its headers. Errors as `ElfImage`."""
-    fd = open_regular(path)
-    try:
+    with descriptor(open_regular(path)) as fd:
         yield ElfImage(Source(path, fd), cache)
-    finally:
-        os.close(fd)

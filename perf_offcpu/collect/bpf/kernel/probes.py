@@ -9,6 +9,7 @@ from perf_offcpu.collect.bpf.attr import ProgramType
 from perf_offcpu.collect.bpf.syscall import VerifierError, load_program, run_program
 from perf_offcpu.collect.system.privileges import privilege_remedy
 from perf_offcpu.errors import CapabilityError
+from perf_offcpu.files import descriptor
 
 _RETURN_0 = bytes.fromhex("b700000000000000 9500000000000000")  # r0 = 0; exit
 _MAY_GOTO = (
@@ -52,11 +53,8 @@ def pid_namespace_level(defines: Mapping[str, int | str]) -> int:
         + bytes.fromhex("9500000000000000")  # exit
     )  # fmt: skip
     try:
-        fd = load_program(ProgramType.RAW_TRACEPOINT, "offcpu_level", code, "GPL")
-        try:
+        with descriptor(load_program(ProgramType.RAW_TRACEPOINT, "offcpu_level", code, "GPL")) as fd:
             return run_program(fd)
-        finally:
-            os.close(fd)
     except OSError as error:
         raise CapabilityError(
             f"the kernel does not tell which pid namespace this is ({error.strerror})",
