@@ -14,8 +14,6 @@ A row is a Field, or (names, type) or (names, type, condition) for neighbours th
 Every read is checked against the end of the record; a violation is a `LayoutError`, never an over-read.
 Whole columns of one field over many records are read by `columnar`, from the same tables."""
 
-from __future__ import annotations
-
 import itertools
 import struct
 from collections.abc import Iterable, Iterator, Mapping
@@ -88,7 +86,7 @@ class Layout:
             return reader.values, reader.at, problem
         return reader.values, reader.at, None
 
-    def _plan(self, order: Order, shape: Shape) -> tuple[_Run | Field, ...]:
+    def _plan(self, order: Order, shape: Shape) -> "tuple[_Run | Field, ...]":
         """Return the steps that read a structure of this shape, and keep them: most structures have one shape."""
         if (order, shape) not in self._plans:
             if len(self._plans) >= _MAX_PLANS:
@@ -124,7 +122,7 @@ class Layout:
             raise LayoutError(f"{self.name}: no field {name} in this shape")
         return sum(_fixed_size(self.name, field, shape) for field in fields)
 
-    def prefix(self, size: int) -> Layout:
+    def prefix(self, size: int) -> "Layout":
         """Return the layout of the leading fields that lie wholly in `size` bytes; all must have a fixed size."""
         ends = itertools.accumulate(_fixed_size(self.name, field, None) for field in self.fields)
         fields = (field for field, end in zip(self.fields, ends, strict=True) if end <= size)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Declare the names in paths, chains of wakers, and options. Imports little: command lines use it, too."""
 
-from __future__ import annotations
-
 import enum
 from typing import TYPE_CHECKING, NamedTuple, Self
 
@@ -35,10 +33,10 @@ class WakerChains:
     """Chains of wakers of n samples as columns: for each hop, the direct waker first, name and stack of the waker."""
 
     names: list[Name]  # of wakers; the first stands for no waker
-    of: I64  # int64[n], samples with the same number have the same chain
-    hops: list[tuple[I64, I64]]  # of each hop: int64[n], index into names, 0 none; int64[n], stack, -1 none
+    of: "I64"  # int64[n], samples with the same number have the same chain
+    hops: "list[tuple[I64, I64]]"  # of each hop: int64[n], index into names, 0 none; int64[n], stack, -1 none
 
-    def take(self, rows: Bool) -> Self:
+    def take(self, rows: "Bool") -> Self:
         """Return the chains of the samples in a mask, bool[n]; names are shared."""
         hops = [(name[rows], stack[rows]) for name, stack in self.hops]
         return type(self)(self.names, self.of[rows], hops)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """perf-offcpu archive: pack a recording with its symbols into one file, or unpack it."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os
@@ -29,7 +27,7 @@ _GZIP_LEVEL: Final = 4
 """160 MB of symbols take 3.6 s of CPU and become 60 MB; with tarfile's default, 9, 22 s and 58 MB."""
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the verb's options."""
     parser = add_verb(subparsers, "archive")
     add_one_input(parser)
@@ -53,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def pack(args: argparse.Namespace, output: str) -> Saved:
+def pack(args: argparse.Namespace, output: str) -> "Saved":
     """Write the archive, whole or not at all; return counts of the saved files, and which files could not be saved."""
     from perf_offcpu.abi.attr import SampleType
     from perf_offcpu.archive.gather import SymbolSaver, TarStore
@@ -113,7 +111,7 @@ def _add_file(archive: tarfile.TarFile, fd: int, name: str) -> None:
         archive.addfile(archive.gettarinfo(arcname=name, fileobj=file), file)
 
 
-def _add_without_stacks(archive: tarfile.TarFile, path: str, output: str, search: Search) -> None:
+def _add_without_stacks(archive: tarfile.TarFile, path: str, output: str, search: "Search") -> None:
     """Add the recording as `inject` writes it, without copies of user stacks."""
     from perf_offcpu.inject.header import RewriteOptions
     from perf_offcpu.inject.rewrite import rewrite

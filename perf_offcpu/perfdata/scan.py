@@ -4,8 +4,6 @@ records as columns. `Scanner.feed` takes pieces of any size, of a file, pipe or 
 record for the next piece. Records form a chain: the size of one leads to the next. `_Walk` follows it in the only loop
 over records in this project, which reads a single u16 per record (some 70 ns)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -56,7 +54,7 @@ class Chunk:
         start = int(self.starts[row])
         return self.data.data[start : start + int(self.sizes[row])]
 
-    def take(self, rows: slice | NDArray[np.int64]) -> Chunk:
+    def take(self, rows: slice | NDArray[np.int64]) -> "Chunk":
         """Return a chunk of the records in `rows`, in this order, on the same bytes."""
         columns = {name: getattr(self, name)[rows] for name in ("starts", "types", "miscs", "sizes")}
         return replace(self, **columns)
@@ -101,7 +99,7 @@ class Scanner:
         self.finish()
         self.stopped, self._skip = False, 0
 
-    def _records(self, walk: _Walk) -> tuple[list[_Part], int]:
+    def _records(self, walk: "_Walk") -> tuple[list[_Part], int]:
         """Return (complete records; offset after them and their blobs, the data after AUXTRACE and TRACING_DATA)."""
         raw = np.frombuffer(walk.data, np.uint8)
         parts: list[_Part] = []
@@ -126,7 +124,7 @@ class Scanner:
             offset = end
         return parts, offset
 
-    def _take_blob(self, walk: _Walk, record: int, kind: int) -> int:
+    def _take_blob(self, walk: "_Walk", record: int, kind: int) -> int:
         """Skip the blob after a record; return the offset after the part of it that is in this buffer."""
         end = record + walk.header(record)[1]
         self._is_tracing_data = kind == _TRACING_DATA

@@ -6,8 +6,6 @@ files hold for every address the rules to find the caller's frame (.eh_frame). S
 of the stack, by `perf record --call-graph dwarf` or this project's `cfi`, is unwound here. The kernel part of the
 recorded callchain stays; the user part, the kernel's walk along frame pointers, is replaced."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field
 from typing import Final
@@ -55,7 +53,7 @@ class Unwound:
     def __len__(self) -> int:
         return len(self.ends)
 
-    def take(self, rows: I64 | I32) -> Unwound:
+    def take(self, rows: I64 | I32) -> "Unwound":
         """Return the callchains of these rows, in the given order."""
         return Unwound(self.chains.take(rows), self.ends[rows])
 
@@ -64,7 +62,7 @@ class Unwound:
         return np.isin(self.ends, list(_FLAG_OF_END))
 
     @classmethod
-    def concat(cls, parts: Sequence[Unwound]) -> Unwound:
+    def concat(cls, parts: "Sequence[Unwound]") -> "Unwound":
         """Return the callchains of all parts, in order."""
         ends = [np.empty(0, np.uint8), *(part.ends for part in parts)]
         return cls(Ragged.concat([part.chains for part in parts]), np.concatenate(ends))

@@ -3,8 +3,6 @@
 task it holds a header (`struct offcpu_last`), the budget up to the last change of its mode (with `config.budget`), and
 the frames of its kernel and user stack, counted in the header."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,11 +38,11 @@ class LastTasks:
         """Return int64: indices in `tasks` of the tasks that wait in a recorded state."""
         return np.flatnonzero(self.tasks["waits"])
 
-    def stand_still(self, later: LastTasks) -> NDArray[np.bool_]:
+    def stand_still(self, later: "LastTasks") -> NDArray[np.bool_]:
         """Return bool[n], per row of `tasks`: True if a `later` iteration finds as many switches of the task."""
         return _are_among(self.tasks, later.tasks, ("tid", "nr_switches"))
 
-    def unless_disturbed(self, later: LastTasks, drained_ns: int) -> LastTasks:
+    def unless_disturbed(self, later: "LastTasks", drained_ns: int) -> "LastTasks":
         """Return a copy in which only reliable waits and budgets count: tasks may have run while the iterator did. A
         wait is reliable if a `later` run of the iterator finds it, too: then its stacks did not change during this run.
         Other rows get `waits` 0. A budget is reliable if its `ns` add up; otherwise it was read while it changed, and

@@ -2,8 +2,6 @@
 """perf-offcpu record: record waits of threads and on-CPU samples into one perf.data. `arguments` declares the options,
 and `options` makes a `RecordOptions` of them. This module runs the recording and prints its summary in perf's form."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os
@@ -32,7 +30,7 @@ _CLEAR = "\r\x1b[K"
 _DEFAULT_WIDTH = 80
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the verb's options."""
     usage = "perf-offcpu record [OPTIONS] [-a | -p PIDS | -t TIDS] [-u USERS] [-- COMMAND [ARGS]]"
     parser = add_verb(subparsers, "record", usage=usage)
@@ -81,7 +79,7 @@ def _chosen(args: argparse.Namespace) -> str:
     return printable(" ".join(f"{option} {value}" for option, value in (*chosen, *groups) if value))
 
 
-def summary_lines(summary: Summary, verbose: bool = False) -> list[str]:
+def summary_lines(summary: "Summary", verbose: bool = False) -> list[str]:
     """Return the lines that perf record prints after a recording."""
     megabytes = summary.file_bytes / (1 << 20)  # perf counts these
     waits = f"{summary.events(losses.SAMPLES) + summary.still_blocked} off-cpu samples"
@@ -119,7 +117,7 @@ def keep_symbols(path: str) -> list[str]:
     return [kept, *(f"not kept: {name}: {why}" for name, why in sorted(saved.missing.items()))]
 
 
-def _details(summary: Summary) -> list[str]:
+def _details(summary: "Summary") -> list[str]:
     seconds = summary.recorded_ns / 1e9
     rings = f"{summary.ring_bytes >> 10} kB per CPU, {summary.ring_fullest:.0%} used at most"
     counters = ", ".join(f"{cause.name} {counter.events}" for cause, counter in summary.counters.items())

@@ -7,8 +7,6 @@ one part of all messages after the other, always whole words: the next part over
 
 Source: https://protobuf.dev/programming-guides/encoding. Fields of value 0 are written, too."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Sequence
@@ -38,7 +36,7 @@ class _Part:
         """Return the largest number of bytes."""
         return self.length if isinstance(self.length, int) else int(self.length.max(initial=0))
 
-    def take(self, rows: NDArray[np.integer]) -> _Part:
+    def take(self, rows: NDArray[np.integer]) -> "_Part":
         """Return the given rows."""
         words = self.words[rows] if self.words.ndim else self.words
         if isinstance(self.length, int):
@@ -64,11 +62,11 @@ class Rows:
     def _length(self) -> I64 | int:
         return sum((part.length for part in self.parts), 0)
 
-    def take(self, rows: NDArray[np.integer]) -> Rows:
+    def take(self, rows: NDArray[np.integer]) -> "Rows":
         """Return the given rows, in the given order."""
         return Rows(len(rows), tuple(part.take(rows) for part in self.parts))
 
-    def where(self, present: Bool) -> Rows:
+    def where(self, present: Bool) -> "Rows":
         """Return the strings, with an empty string where `present` (bool[n]) is False."""
         if present.all():
             return self
