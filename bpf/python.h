@@ -214,12 +214,14 @@ static __always_inline void walk_python(const struct offcpu_run *run, struct off
 		}
 		known = known_of(walk, code);
 		if (known->stamp != (walk->stamp ^ code)) {
-			walk->unreadable = bpf_probe_read_user(walk->code, CODE_BYTES, (void *)code);
+			walk->unreadable = bpf_probe_read_user(walk->code, CODE_BYTES,
+							       (void *)code);
 			if (walk->unreadable)
 				break;
 			known->hash = hash_code(run, walk);
-			/* For this walk alone if it may be being freed: a leaf's, or without owner. */
-			kept = sign_of(-(u64)walk->nr) & sign_of(1 - (u64)(u32)word_at(walk->code, 0));
+			/* For this walk alone if it may be being freed: a leaf's, or unowned. */
+			kept = sign_of(-(u64)walk->nr) &
+			       sign_of(1 - (u64)(u32)word_at(walk->code, 0));
 			known->stamp = walk->walks ^ code ^ (kept & (walk->stamp ^ walk->walks));
 			announce_code(run, walk, known);
 		}

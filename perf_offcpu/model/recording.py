@@ -170,8 +170,9 @@ class Tasks(Table):
 
 
 class Budget(Table):
-    """Time of each thread inside the recording, by state; sorted by (tid, begin). wall = end_ns - begin_ns = running +
-    runnable + the blocked columns + unknown."""
+    """Time of each thread inside the recording, by state; sorted by (tid, begin).
+
+    wall = end_ns - begin_ns = running + runnable + the blocked columns + unknown."""
 
     tid: I32 = _task("thread id")
     pid: I32 = _task("tgid")
