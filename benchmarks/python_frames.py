@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure BPF ns for the Python functions of a sample:  sudo python benchmarks/python_frames.py [PYTHON] [--rounds N]
 
-A program that waits under 30 different Python functions is recorded, each wait a sample: with its functions and a
-uprobe that counts freed code, with the functions alone, and without, in turn; the kernel counts the run time of the
-program at the end of waits. Mark: at most 3 us a sample.
+A program that waits under 30 different Python functions is recorded, each wait a sample, with and without its
+functions, in turn; the kernel counts the run time of the program at the end of waits. Mark: at most 3 us a sample.
 Other stacks: one function that calls itself; 41 frames of 27 functions in 13 files, half of them methods."""
 
 import argparse
@@ -23,7 +22,6 @@ from perf_offcpu.collect.bpf.program import OffCpuProgram
 from perf_offcpu.collect.events.evsels import offcpu_attr, probe_support
 from perf_offcpu.collect.existing.maps import MappedBuildIds
 from perf_offcpu.collect.existing.process import ProcessReader
-from perf_offcpu.collect.python.freed_code import FreedCode
 from perf_offcpu.collect.python.processes import PythonProcesses
 from perf_offcpu.collect.rings.rings import Rings
 from perf_offcpu.collect.system.cpus import online_cpus
@@ -51,7 +49,7 @@ calls = [*calls, *(modules[0].Part().handle, modules[1].dispatch) * 7, lambda ca
 calls[0](calls, 1)
 """
 STACKS = {"distinct": DISTINCT, "recursive": RECURSIVE, "mixed": MIXED}
-SETTLE_S, SECONDS = 1.5, 1.0  # before and while it is measured
+SECONDS = 1.0
 
 
 class Nowhere:
@@ -61,14 +59,14 @@ class Nowhere:
         """Discard."""
 
 
-def cost_ns(pid: int, *, python: bool, counted: bool) -> tuple[float, int]:
+def cost_ns(pid: int, *, python: bool) -> tuple[float, int]:
     """Return (ns a sample of the program at the end of waits, number of samples), of the waits of a process."""
     config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=0, copy_bytes=8192, in_sleeper=True, python=python)
     support, cpus = probe_support(0), online_cpus()
     rings = Rings("offcpu-time", lambda wakeup: offcpu_attr(support, wakeup, 8, False), cpus, 4 << 20, print)
     with OffCpuProgram(config) as program:
         pythons = PythonProcesses(Losses())
-        pythons.maps = freed_code = FreedCode(program.maps, program.freed_fd) if python else None
+        pythons.maps = program.maps if python else None
         reader = ProcessReader(MappedBuildIds(), False, lambda key, content: False, lambda number: None)
         for part in reader.read(pid, mapped=True)[0]:
             pythons.see(part[2] or b"")
@@ -80,21 +78,15 @@ def cost_ns(pid: int, *, python: bool, counted: bool) -> tuple[float, int]:
         program.attach()
         rings.owner.enable()
         program.enable()
-        for seconds in (SETTLE_S, SECONDS):
-            end = time.monotonic() + seconds
-            before, earlier = program.run_stats()["offcpu_switched"].run_time_ns, program.counters()["samples"]
-            while time.monotonic() < end:
-                time.sleep(0.05)
-                rings.drain(Nowhere())
-                if freed_code and counted:
-                    freed_code.tend(lambda: None)
-        assert not counted or program.maps.python(pid)["freed"]
+        end = time.monotonic() + SECONDS
+        before = program.run_stats()["offcpu_switched"].run_time_ns
+        while time.monotonic() < end:
+            time.sleep(0.05)
+            rings.drain(Nowhere())
         program.disable()
-        samples = program.counters()["samples"] - earlier
+        samples = program.counters()["samples"]
         spent = program.run_stats()["offcpu_switched"].run_time_ns - before
         pythons.close()
-        if freed_code:
-            freed_code.close()
     rings.close()
     return spent / max(samples, 1), samples
 
@@ -112,17 +104,15 @@ def main() -> None:
             (Path(directory) / f"part_{number}.py").write_text(MODULE)
         program = subprocess.Popen([args.python, "-c", WAITS + STACKS[args.stack], directory])
         time.sleep(0.5)
-    costs: dict[tuple[bool, bool], list[float]] = {(True, True): [], (True, False): [], (False, False): []}
+    costs: dict[bool, list[float]] = {True: [], False: []}
     for _ in range(args.rounds):
-        for (python, counted), rounds in costs.items():
-            cost, samples = cost_ns(program.pid, python=python, counted=counted)
+        for python, rounds in costs.items():
+            cost, samples = cost_ns(program.pid, python=python)
             assert samples > 100, samples
             rounds.append(cost)
     program.kill()
-    with_uprobe, alone, without = (statistics.median(rounds) for rounds in costs.values())
-    print(
-        f"{args.stack} functions: {with_uprobe:.0f} ns a sample, without uprobe {alone:.0f}, without both {without:.0f}"
-    )
+    medians = {python: statistics.median(rounds) for python, rounds in costs.items()}
+    print(f"{args.stack} functions: {medians[True]:.0f} ns a sample, without {medians[False]:.0f} ns")
 
 
 if __name__ == "__main__":

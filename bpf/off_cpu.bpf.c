@@ -494,17 +494,6 @@ int offcpu_python(u64 *ctx)
 	send_sample(&run);
 	return 0;
 }
-
-/* uprobe at code_dealloc() of an interpreter */
-int offcpu_freed(void *ctx)
-{
-	u32 pid = pid_of(bpf_get_current_task_btf());
-	struct offcpu_python *at = pythons.lookup(&pid);
-
-	if (at)
-		__sync_fetch_and_add(&at->freed, 1);
-	return 0;
-}
 #endif
 
 /* tp_btf/sched_process_fork(struct task_struct *parent, *child) */
@@ -524,10 +513,8 @@ int offcpu_fork(u64 *ctx)
 	if (at && key.id == pid_of(child)) {
 		pythons.update(&key.id, at);
 		at = pythons.lookup(&key.id);
-		if (at) {
+		if (at)
 			at->mm = (u64)POINTER(child, TASK_MM);	/* until it calls execve() */
-			at->freed = 0;	/* it has no uprobe */
-		}
 	}
 	if (find_storage(parent) || (ctl && is_target(ctl, parent)))
 		create_storage(child);

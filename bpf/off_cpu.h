@@ -227,12 +227,11 @@ struct offcpu_polled {
 #define OFFCPU_PYTHON_FRAMES 128	/* of a sample, leaf first; a power of two */
 
 /*
- * Where a process keeps the state of Python (collect/python/offsets.py), its `mm`, and the number
- * of code objects that it has freed, below a unique number << OFFCPU_FREED_BITS; 0: not known.
+ * Where a process keeps the state of Python, and what differs between versions, as numbers. See
+ * collect/python/offsets.py. `mm`: of the process, from its first sample on.
  */
-#define OFFCPU_FREED_BITS 40
 struct offcpu_python {
-	u64 interpreters, mm, freed, direct, tag, index_mask, relative;
+	u64 interpreters, mm, direct, tag, index_mask, relative;
 	u32 next_interpreter, threads, next_thread, thread_id, thread_frame, c_frame;
 	u32 frame_size, code, previous, instruction, unit_shift;
 	u32 entry, entry_shift, least_shim, entry_each, entry_marked;

@@ -22,8 +22,7 @@ enum { VIEW_WORDS = 512, VIEW_ROOM = 2047, TEXT_HEAD = 40, TEXT_BYTES = 256, COD
 
 struct offcpu_walk {	/* in memory: the verifier knows nothing of it, nor follows branches */
 	struct offcpu_python at;
-	volatile u64 thread, interpreter, frame, room, from;	/* from, room: of `view` */
-	volatile u64 walks, stamp;	/* of what this walk proves; of code, until some is freed */
+	volatile u64 thread, interpreter, frame, room, from, stamp;	/* from, room: of `view` */
 	volatile u32 nr, unreadable;
 	struct offcpu_python_object {	/* code, file name: the frames of a walk keep them */
 		u64 stamp, hash, described;	/* id of described code, and in which epoch */
@@ -147,9 +146,9 @@ static __always_inline u64 hash_code(const struct offcpu_run *run, struct offcpu
 	hash = mix(mix(hash, word_at(walk->code, walk->at.lines)), walk->to.first_line);
 	if (walk->at.version)
 		return mix(hash, word_at(walk->code, walk->at.version)) >> CODE_ID_SHIFT;
-	if (known->stamp != (walk->walks ^ file))
+	if (known->stamp != (walk->stamp ^ file))
 		known->hash = hash_text(walk, file);
-	known->stamp = walk->walks ^ file;
+	known->stamp = walk->stamp ^ file;
 	return mix(mix(hash, known->hash), hash_text(walk, name)) >> CODE_ID_SHIFT;
 }
 
@@ -187,19 +186,17 @@ static __always_inline void announce_code(const struct offcpu_run *run, struct o
 	if (!new_codes.push(to, 0))
 		codes_seen.update(&id, &epoch);
 	else
-		known->described = known->stamp = 0;	/* the next wait in it tries again */
+		known->described = 0;	/* the next wait in it tries again */
 }
 
 /* Read the Python frames of `current`. */
 static __always_inline void walk_python(const struct offcpu_run *run, struct offcpu_walk *walk)
 {
-	u64 i, code, mark, index, kept;
+	u64 i, code, mark, index;
 	struct offcpu_python_object *known;
 
 	walk->nr = walk->unreadable = walk->room = walk->from = 0;
-	walk->walks += HASH_MULTIPLIER;
-	walk->stamp = run->ctl->copy_all || !(walk->at.freed >> OFFCPU_FREED_BITS) ? walk->walks :
-		      mix(mix(run->ctl->hash_key, walk->at.freed), run->ctl->epoch);
+	walk->stamp += HASH_MULTIPLIER;
 	find_frame(run, walk);
 	for_each_round(run->ctl, i, 0, PYTHON_ROUNDS) {
 		if (!walk->frame || walk->nr >= OFFCPU_PYTHON_FRAMES || view_frame(walk))
@@ -219,10 +216,7 @@ static __always_inline void walk_python(const struct offcpu_run *run, struct off
 			if (walk->unreadable)
 				break;
 			known->hash = hash_code(run, walk);
-			/* For this walk alone if it may be being freed: a leaf's, or unowned. */
-			kept = sign_of(-(u64)walk->nr) &
-			       sign_of(1 - (u64)(u32)word_at(walk->code, 0));
-			known->stamp = walk->walks ^ code ^ (kept & (walk->stamp ^ walk->walks));
+			known->stamp = walk->stamp ^ code;
 			announce_code(run, walk, known);
 		}
 		index -= (code + walk->at.instructions) & walk->at.relative;

@@ -36,7 +36,6 @@ from perf_offcpu.collect.existing.maps import MappedBuildIds
 from perf_offcpu.collect.jvms import Jvms
 from perf_offcpu.collect.kernel_totals.user_stacks import Unread
 from perf_offcpu.collect.options import RecordOptions, bpf_config
-from perf_offcpu.collect.python.freed_code import FreedCode
 from perf_offcpu.collect.python.processes import PythonProcesses
 from perf_offcpu.collect.rings.pressure import Pressure, RunDelay
 from perf_offcpu.collect.rings.rings import Rings, Sink, default_ring_bytes
@@ -113,11 +112,7 @@ class Collector(Closing):
                 stack.callback(readings.stop)
             says_ended = options.target.is_system or bool(options.command)
             self.jvms = Jvms(say, self.unread.lost, self._recorded, asks=options.asks_jvms, says_ended=says_ended)
-            self._freed_code = (
-                FreedCode(self.program.maps, self.program.freed_fd) if self.program.reads_python else None
-            )
-            self.pythons.maps = self._freed_code
-            stack.callback(self._freed_code.close if self._freed_code else lambda: None)
+            self.pythons.maps = self.program.maps if self.program.reads_python else None
             self._side_band = SideBand(self.build_ids, self.known_kernel, self.unread.lost, (self.pythons, self.jvms))
             stack.callback(self._side_band.close)
             self._sampling = SamplingEvents(options, support, self.rings.owner, self.program.filter_fd, say)
@@ -252,8 +247,6 @@ class Collector(Closing):
             self._side_rings.drain(self._side_band)
             self.rings.drain(sink)
         self.pythons.count_unread()
-        if self._freed_code:
-            self._freed_code.tend(self.pythons.meanwhile)
 
     def side_band_also_to(self, sink: Sink) -> AbstractContextManager[None]:
         """Return a context in which drained side-band records are written to this second sink, too."""

@@ -4,7 +4,6 @@ Python than the system's are tested if they are installed."""
 
 import bisect
 import json
-import platform
 import shutil
 import subprocess
 import sys
@@ -31,9 +30,7 @@ LATE_NS = 2 * MS  # after its wait a thread waits for the GIL before it notes th
 Place = tuple[str, int]  # symbol and line
 
 
-COUNTED = 3.0  # seconds after which the recorder has long counted freed code
-OTHERS = [pytest.param(f"python3.{minor}", COUNTED, id=f"3.{minor}", marks=pytest.mark.long) for minor in range(10, 15)]
-OTHERS += [pytest.param(SYSTEM, COUNTED, id="counted", marks=pytest.mark.long)]
+OTHERS = [pytest.param(f"python3.{minor}", id=f"3.{minor}", marks=pytest.mark.long) for minor in range(10, 15)]
 
 
 def python_stack(profile: Profile, node: int) -> list[Place]:
@@ -84,13 +81,12 @@ def judge(profile: Profile, log: Log) -> tuple[list[int], int, int, int]:
     return rows, *counts.tolist()
 
 
-@pytest.mark.parametrize(("python", "seconds"), [pytest.param(SYSTEM, SECONDS, id="system"), *OTHERS])
-def test_waits_have_the_functions_and_lines_that_the_program_logs(python: str, seconds: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize("python", [pytest.param(SYSTEM, id="system"), *OTHERS])
+def test_waits_have_the_functions_and_lines_that_the_program_logs(python: str, tmp_path: Path) -> None:
     command = shutil.which(python)
     if not command or subprocess.run([command, "-c", ""], check=False, capture_output=True).returncode:
         pytest.skip(f"{python} is not installed")
-    done = run("--", command, PROGRAMS / "waits.py", str(seconds), cwd=tmp_path)
-    assert seconds < COUNTED or platform.machine() != "x86_64" or "counted" in done.stderr
+    done = run("--", command, PROGRAMS / "waits.py", str(SECONDS), cwd=tmp_path)
     rows, functions, lines, wrong = judge(done.profile, logged(done.stdout))
     assert len(rows) > 300 / PATIENCE
     assert wrong == 0

@@ -16,7 +16,6 @@ from perf_offcpu.errors import CapabilityError
 
 SWITCHED = "offcpu_switched"
 PYTHON = "offcpu_python"  # called by SWITCHED
-FREED = "offcpu_freed"  # run by uprobes
 _ON_EXIT = {SWITCHED: "sched_exit_tp"}
 _ON_BIRTH = {"offcpu_fork": "sched_process_fork", "offcpu_exec": "sched_process_exec"}
 _PID_NAMESPACE = Path("/proc/self/ns/pid")

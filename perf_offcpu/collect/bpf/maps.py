@@ -175,21 +175,18 @@ class ProgramMaps:
             with contextlib.suppress(RecordingError):  # the kernel has no memory for it
                 self._set("polled", key.tobytes(), descriptor)
 
-    def set_python(self, pid: int, values: Mapping[str, int]) -> None:
+    def set_python(self, pid: int, values: Mapping[str, int], *, forked: bool = False) -> None:
         """Tell the program where a process keeps the state of Python. `values`: of `struct offcpu_python`; {}: nowhere.
-        A process for which the BPF map has no room is left out."""
+        A process for which the BPF map has no room is left out. `forked`: its parent's, which may be there."""
         row = np.zeros((), self.header.structs["python"])
+        if forked:  # by the program that is attached to forks, unless all tasks are recorded
+            with contextlib.suppress(OSError):
+                bpf_syscall.lookup(self._fds["pythons"], _u32(pid), row.itemsize)
+                return
         for name, value in values.items():
             row[name] = value
         with contextlib.suppress(OSError):
             bpf_syscall.update(self._fds["pythons"], _u32(pid), row.tobytes())
-
-    def python(self, pid: int) -> dict[str, int]:
-        """Return the members of `struct offcpu_python` of a process; 0 for all: it is not there."""
-        row = np.zeros((), self.header.structs["python"])
-        with contextlib.suppress(OSError):
-            row = np.frombuffer(bpf_syscall.lookup(self._fds["pythons"], _u32(pid), row.itemsize), row.dtype)[0]
-        return {name: int(row[name]) for name in row.dtype.names or ()}
 
     def forget_python(self, pid: int) -> None:
         """Undo `set_python`."""

@@ -91,7 +91,7 @@ class OffCpuProgram(Closing):
         values = [late.get(name, 0) for name in header.enums["late"]]
         control = defines.control_values(self.config, header.enums["mode"], self.ends_at_exit)
         functions = [*self._tracepoints, *([defines.SWITCHED] if by_probe else []), _FILTER, *self._iterators]
-        functions += [defines.PYTHON, defines.FREED] if options["OFFCPU_PYTHON"] else []
+        functions += [defines.PYTHON] if options["OFFCPU_PYTHON"] else []
 
         def load(code: Mapping[str, bytes], maps: Mapping[str, int]) -> None:
             def load_each(names: Sequence[str]) -> None:
@@ -175,11 +175,6 @@ class OffCpuProgram(Closing):
         """Descriptor, for PERF_EVENT_IOC_SET_BPF, of a program that passes only samples of targets and counts them."""
         return self._programs[_FILTER]
 
-    @property
-    def freed_fd(self) -> int:
-        """Descriptor of the program for `FreedCode`."""
-        return self._programs[defines.FREED]
-
     def last_tasks(self) -> LastTasks:
         """Return budgets and unfinished waits, at the end of the recording, of the recorded tasks that still live.
         Before `disable`, return their budgets and waits at this moment, which may change while the iterator runs
@@ -214,7 +209,7 @@ def _load_program(name: str, code: bytes, tracepoints: Mapping[str, str], facts:
     if name == _FILTER:
         return bpf_syscall.load_program(ProgramType.PERF_EVENT, name, code, _LICENSE)
     attached = defines.SWITCHED if name == defines.PYTHON else name
-    if name == defines.FREED or (attached == defines.SWITCHED and attached not in tracepoints):
+    if attached == defines.SWITCHED and attached not in tracepoints:
         return bpf_syscall.load_program(ProgramType.KPROBE, name, code, _LICENSE)
     if attached in tracepoints:
         btf_id, kind = facts.tracepoints[tracepoints[attached]].btf_id, AttachType.TRACE_RAW_TP

@@ -30,7 +30,6 @@ NATIVE: Final[Order] = "<" if sys.byteorder == "little" else ">"
 _FLAG_FD_CLOEXEC = 1 << 3
 _PARANOID_OF_DEBIAN = 3  # of a patch of Debian's kernels; others have values up to 2
 KPROBE_TYPE = Path("/sys/bus/event_source/devices/kprobe/type")
-UPROBE_TYPE = KPROBE_TYPE.parents[1] / "uprobe" / "type"
 
 # _IO('$', n) and friends, include/uapi/linux/perf_event.h; the same on x86, arm64, riscv and s390.
 _IOC_ENABLE = 0x2400
@@ -90,20 +89,6 @@ def redirect(fd: int, ring_owner: int) -> None:
 def set_filter(fd: int, program_fd: int) -> None:
     """Have a BPF program of type PERF_EVENT decide which samples of an event are written."""
     fcntl.ioctl(fd, _IOC_SET_BPF, program_fd)
-
-
-def open_uprobe(path: str, offset: int, pid: int, program_fd: int) -> int:
-    """Run a BPF program of type KPROBE before each run of an instruction of a mapped file in one process, while the
-    returned descriptor is open; to close it takes 0.1 s. Raises OSError: the kernel has no uprobes, or refuses."""
-    name = ctypes.create_string_buffer(path.encode())
-    attr = Attr(type=int(UPROBE_TYPE.read_text()), config1=ctypes.addressof(name), config2=offset, sample_period=1)
-    fd = open_event(attr, -1, pid)
-    try:
-        set_filter(fd, program_fd)
-    except OSError:
-        os.close(fd)
-        raise
-    return fd
 
 
 def event_id(fd: int) -> int:

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Python functions from the memory of a real process, whole and damaged."""
 
-import ctypes
 import os
-import platform
 import random
 import subprocess
 import sys
@@ -16,7 +14,6 @@ import pytest
 from perf_offcpu.collect.existing.maps import parse_maps, read_maps
 from perf_offcpu.collect.python import functions
 from perf_offcpu.collect.python import offsets as python_offsets
-from perf_offcpu.collect.python.freed_code import find_dealloc
 from perf_offcpu.collect.python.functions import FunctionReader, Functions, read_functions
 from perf_offcpu.collect.python.memory import Memory, UnreadableError
 from perf_offcpu.collect.python.offsets import PYTHON, Section, read_runtime
@@ -99,18 +96,3 @@ def test_damaged_memory_ends_the_reading_and_is_bounded(pid: int, monkeypatch: p
             results.add(len(found))
             assert len(found) <= 200 and all(len(name) <= 1000 for name, *_ in found)
     assert {-1, len(expected)} < results
-
-
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="it knows the instructions of x86-64")
-def test_the_function_that_frees_code_is_found_unless_other_code_names_it(tmp_path: Path) -> None:
-    address = ctypes.c_uint64.from_address(id(type(offsets_of.__code__)) + 48).value  # PyTypeObject.tp_dealloc
-    mapping = next(one for one in parse_maps(read_maps(os.getpid())) if one.start <= address < one.end)
-    place, path = address - mapping.start + mapping.offset, tmp_path / "python3"
-    path.write_bytes(Path(os.fsdecode(mapping.name)).read_bytes())
-    with path.open("r+b") as file:
-        assert find_dealloc(file.fileno()) == place
-        for instruction, expected in ((b"\xe8", place), (b"\x48\x8d\x05", 0)):  # call, lea rax
-            file.seek(place - 512)
-            file.write(instruction + (512 - 4 - len(instruction)).to_bytes(4, "little"))
-            file.flush()
-            assert find_dealloc(file.fileno()) == expected
