@@ -11,6 +11,8 @@ from builders.profile import Code, ProfileBuilder, kernel
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 
+pytestmark = pytest.mark.long
+
 HOSTILE = [
     "<img src=x onerror=hacked=1>", "</script><script>hacked=1</script>", "<svg/onload=hacked=1>",
     "\u2028hacked=1\u2029", "javascript:hacked=1",

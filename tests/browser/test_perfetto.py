@@ -25,6 +25,8 @@ from perf_offcpu.causality.path_rows import PathTrack, path_track
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 
+pytestmark = pytest.mark.long
+
 MS = 10**6
 WINDOW = (1400, 900)
 HOSTILE = "<img src=x onerror=hacked=1>"

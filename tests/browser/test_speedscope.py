@@ -19,6 +19,8 @@ from builders.profile import ProfileBuilder, kernel
 
 from perf_offcpu.model.profile import Profile
 
+pytestmark = pytest.mark.long
+
 Show = Callable[[Profile, str], None]
 MS = 10**6
 WINDOW = (1400, 900)

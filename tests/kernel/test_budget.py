@@ -304,6 +304,7 @@ def tasks_of(pid: int) -> list[Path]:
     return [task for task in Path(f"/proc/{pid}/task").iterdir() if int(task.name) != pid]
 
 
+@pytest.mark.long
 def test_a_blocked_thread_that_is_moved_does_not_wait_for_a_cpu(tmp_path: Path) -> None:
     """Since Linux 6.12 the kernel counts its sleep as run-queue delay, if it is still in the queue when it is moved."""
     program = build("programs/moved.c", tmp_path / "moved", "-O1")

@@ -226,6 +226,7 @@ def test_a_recording_is_not_written_through_a_link_to_a_device(place: Path) -> N
     assert done.returncode != 0 or (place / "x.data").is_file()
 
 
+@pytest.mark.long
 def test_kept_variables_do_not_lead_the_compiler(place: Path) -> None:
     """Nor is what they name looked at; the recorded command has them as the caller set them."""
     headers = place / "headers" / "include" / "linux"

@@ -70,6 +70,7 @@ def test_javascript_with_a_map(tmp_path: Path) -> None:
     assert time_below(stacks, "_start", *JAVASCRIPT, "futex_do_wait|futex_wait_queue") >= 480_000_000
 
 
+@pytest.mark.long
 @needs_node
 def test_javascript_with_a_jitdump_that_perf_put_in(tmp_path: Path) -> None:
     """`perf inject --jit` makes an ELF file of each function, younger than the recording."""
@@ -233,6 +234,7 @@ needs_trampolines = pytest.mark.skipif(
 
 
 @needs_trampolines
+@pytest.mark.long
 @pytest.mark.parametrize("version", pythons() or ["none"])
 def test_python_functions_between_c_functions_up_to_the_root(tmp_path: Path, version: str) -> None:
     """`-X perf`: an address for each function, whose frames no call frame information describes."""

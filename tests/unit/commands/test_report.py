@@ -82,6 +82,7 @@ def test_rows_of_all_tables_fit(columns: int, options: list[str]) -> None:
     assert any(line.startswith("#") and "Share" in line and "Off-cpu ms" in line for line in shown)
 
 
+@pytest.mark.long
 def test_a_terminal_gets_a_pager(tmp_path: Path) -> None:
     through = on_terminal(80, PAGER="sed 's/^/through the pager: /'")
     assert all(line.startswith("through the pager: ") for line in through.splitlines())

@@ -97,6 +97,7 @@ def test_mean_counts_keep_all_time(intervals: list[tuple[int, int]], step: int) 
     )
 
 
+@pytest.mark.long
 def test_counters_of_a_large_recording_are_means(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace, "MOST_CHANGES", 1000)
     profile = large_profile(2_000, 100)

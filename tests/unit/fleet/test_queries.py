@@ -364,6 +364,7 @@ def loop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return builder.write(tmp_path_factory.mktemp("loop"))
 
 
+@pytest.mark.long
 def test_lengths_of_waits_in_a_closed_loop(loop: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Their time per second stays, and shows nothing."""
     found = diff(capsys, loop, "--label", "version=2", "--baseline", "version=1")
@@ -401,6 +402,7 @@ def text(capsys: pytest.CaptureFixture[str], dataset: Path, *words: str) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_more_of_the_same_waits_are_no_closed_loop(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Version 2 of the other dataset waits longer, as often."""
     found = diff(capsys, dataset, "--label", "version=2", "--baseline", "version=1")

@@ -58,6 +58,7 @@ def rules_of(path: Path, offsets: range, cache: DiskCache | None) -> tuple[list[
     return texts, asked
 
 
+@pytest.mark.long
 def test_kept_rules_are_those_of_the_files_content(tmp_path: Path) -> None:
     cache, path = KeptCache(str(tmp_path / "cache")), tmp_path / "program"
     for step, (program, offsets) in enumerate([
