@@ -158,6 +158,8 @@ def test_maps_of_own_data_are_left_out(name: bytes, prot: int, stays: bool) -> N
     side_band.close()
 
 
+@pytest.mark.kernel  # map_files needs root
+@pytest.mark.beside
 def test_the_build_id_is_read_by_the_mapping_of_code() -> None:
     """The file has another path in its root directory; over the end of its last mapping the linker has mapped."""
     own = next(m for m in maps.parse_maps(maps.read_maps(os.getpid())) if m.inode and b"x" in m.permissions)
