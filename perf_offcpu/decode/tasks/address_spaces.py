@@ -23,8 +23,8 @@ _MAX_ADDRESS = 2**64
 MAX_MAPPINGS = 1 << 18  # most mappings of one space: four times what the kernel allows a process (vm.max_map_count)
 
 _FREE_COPIES, _COPIES_PER_MAP = 1 << 20, 32
-"""How many mappings may be copied into new versions of spaces: so many in any case, and so many more for each
-mapping in the file. Real recordings stay far below; a hostile one could ask for the square of its records."""
+"""Limit of the mappings that are copied into new versions of spaces: a constant, plus a number for each mapping in the
+file. Real recordings stay far below; a hostile one could ask for the square of its records."""
 
 
 class Mapping(NamedTuple):
