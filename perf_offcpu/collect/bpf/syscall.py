@@ -156,8 +156,8 @@ def update(map_fd: int, key: bytes, value: bytes) -> None:
 def pop(map_fd: int, value_bytes: int) -> bytes | None:
     """Remove and return the oldest value of a queue; None if it is empty."""
     value = ctypes.create_string_buffer(value_bytes)
-    found = _finds(Command.MAP_LOOKUP_AND_DELETE_ELEM, Element(map_fd, 0, addressof(value)))
-    return value.raw if found else None
+    has_value = _finds(Command.MAP_LOOKUP_AND_DELETE_ELEM, Element(map_fd, 0, addressof(value)))
+    return value.raw if has_value else None
 
 
 def is_empty(map_fd: int, key_bytes: int) -> bool:

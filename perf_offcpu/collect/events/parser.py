@@ -166,10 +166,10 @@ def _by_name(name: str) -> tuple[PerfType, int] | None:
 
 
 def _modified(event: SamplingEvent, text: str, modifiers: str) -> SamplingEvent:
-    known = modifier_flags(modifiers)
-    if known is None:
+    flags_and_precision = modifier_flags(modifiers)
+    if flags_and_precision is None:
         raise UsageError(f"-e {text}: unknown modifier {modifiers!r}; known are {MODIFIERS}")
-    return replace(event, flags=known[0], most_precise=known[1])
+    return replace(event, flags=flags_and_precision[0], most_precise=flags_and_precision[1])
 
 
 def modifier_flags(text: str) -> tuple[AttrFlag, bool] | None:
@@ -204,8 +204,8 @@ def parse_pmu_event(text: str, pmu: str, terms: str) -> Fields:
     it, for messages. Raises UsageError: there is no such PMU or term, or a value does not fit."""
     directory = DEVICES / pmu
     if not _WORD.fullmatch(pmu) or not (directory / "type").exists():
-        known = ", ".join(sorted(path.name for path in DEVICES.glob("*"))) or "none"
-        raise UsageError(f"-e {text}: this machine has no PMU {pmu}; it has {known}")
+        pmus = ", ".join(sorted(path.name for path in DEVICES.glob("*"))) or "none"
+        raise UsageError(f"-e {text}: this machine has no PMU {pmu}; it has {pmus}")
     event: Fields = {"name": text, "type": int((directory / "type").read_text())} | dict.fromkeys(_CONFIGS, 0)
     for name, value in _terms(text, terms):
         _apply(event, text, directory, name, value)
@@ -233,8 +233,8 @@ def _apply(event: Fields, text: str, directory: Path, name: str, value: str | No
         for inner, inner_value in _terms(text, named.read_text().strip()):
             _apply(event, text, directory, inner, "1" if inner_value is None else inner_value)
     else:
-        known = sorted({path.name for kind in ("format", "events") for path in (directory / kind).glob("*")})
-        raise UsageError(f"-e {text}: PMU {directory.name} has no term {name}; it has {', '.join(known) or 'none'}")
+        names = sorted({path.name for kind in ("format", "events") for path in (directory / kind).glob("*")})
+        raise UsageError(f"-e {text}: PMU {directory.name} has no term {name}; it has {', '.join(names) or 'none'}")
 
 
 def _number(text: str, name: str, value: str | None) -> int:
