@@ -22,7 +22,7 @@ import numpy as np
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / room) for room in ("", "tests")]
 
 from perf_offcpu.abi.attr import Attr, SampleType  # noqa: E402
-from perf_offcpu.analysis.timeline import timeline_of  # noqa: E402
+from perf_offcpu.analysis.times.timeline import timeline_of  # noqa: E402
 from perf_offcpu.callpaths.chains import waker_chains  # noqa: E402
 from perf_offcpu.callpaths.options import PathOptions  # noqa: E402
 from perf_offcpu.causality.cascade import cascade_of  # noqa: E402

@@ -72,7 +72,7 @@ def load(
         FormatError: a file is no recording.
         UsageError: a named event is not recorded, a file with symbols cannot be read, or recordings cannot be joined.
     """
-    from perf_offcpu.analysis.select import select_events
+    from perf_offcpu.analysis.selection.select import select_events
     from perf_offcpu.cache import DiskCache
     from perf_offcpu.symbolize.load import load_profile
     from perf_offcpu.symbolize.options import SymbolizeOptions

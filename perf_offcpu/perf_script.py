@@ -95,7 +95,7 @@ class PerfScriptHandler:
             sys.exit(status)
 
     def _profile(self) -> Profile:
-        from perf_offcpu.analysis.select import select_samples
+        from perf_offcpu.analysis.selection.select import select_samples
         from perf_offcpu.commands.shared.profile import selection_from_args, symbol_options
 
         if self._problem is not None:

@@ -12,9 +12,9 @@ from perf_offcpu.abi.wait_objects import ObjectKind
 from perf_offcpu.analysis.classes.classify import Waits
 from perf_offcpu.analysis.classes.network import LABELS, network_of
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
-from perf_offcpu.analysis.containers import container_of
-from perf_offcpu.analysis.states import STATES, state_codes
-from perf_offcpu.analysis.wakeups import INTERRUPT
+from perf_offcpu.analysis.selection.containers import container_of
+from perf_offcpu.analysis.selection.states import STATES, state_codes
+from perf_offcpu.analysis.times.wakeups import INTERRUPT
 from perf_offcpu.callpaths.options import Name, NameKind, PathOptions
 from perf_offcpu.callpaths.tree import name_frames
 from perf_offcpu.model.columns import I64, Bool, Strings, distinct

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from perf_offcpu import text
 from perf_offcpu.analysis.group import group, sum_by
-from perf_offcpu.analysis.states import STATES, state_codes
+from perf_offcpu.analysis.selection.states import STATES, state_codes
 from perf_offcpu.callpaths.chains import WAKER_DELIMITER, waker_name, wakers_once
 from perf_offcpu.callpaths.options import Name, NameKind, PathOptions
 from perf_offcpu.model.callchains import Ragged

@@ -16,11 +16,11 @@ from typing import Self
 
 import numpy as np
 
-from perf_offcpu.analysis.cpu_waits import CpuWaits
 from perf_offcpu.analysis.group import sum_by
-from perf_offcpu.analysis.select import Selection
-from perf_offcpu.analysis.time_windows import Window
-from perf_offcpu.analysis.timeline import Timeline, Track
+from perf_offcpu.analysis.selection.select import Selection
+from perf_offcpu.analysis.selection.time_windows import Window
+from perf_offcpu.analysis.times.cpu_waits import CpuWaits
+from perf_offcpu.analysis.times.timeline import Timeline, Track
 from perf_offcpu.causality.wait_table import WaitTable
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.columns import I64, U8, Table, column

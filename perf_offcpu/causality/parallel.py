@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.analysis.group import sum_by
-from perf_offcpu.analysis.timeline import Timeline
+from perf_offcpu.analysis.times.timeline import Timeline
 from perf_offcpu.causality.wait_table import WaitTable
 from perf_offcpu.model.columns import I64, Bool, distinct
 from perf_offcpu.model.join import host_of

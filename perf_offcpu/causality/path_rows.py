@@ -7,7 +7,7 @@ from perf_offcpu.analysis.causes import causes_of
 from perf_offcpu.analysis.classes.classify import classify
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group, sum_by
-from perf_offcpu.analysis.timeline import Timeline
+from perf_offcpu.analysis.times.timeline import Timeline
 from perf_offcpu.causality.critical_path import CriticalPath, Doing
 from perf_offcpu.causality.path_stacks import Chains, chains_of, running_samples, shared_out
 from perf_offcpu.model.columns import I64, distinct

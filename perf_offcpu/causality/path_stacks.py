@@ -17,7 +17,7 @@ import numpy as np
 
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.analysis.group import group, sum_by
-from perf_offcpu.analysis.timeline import Timeline
+from perf_offcpu.analysis.times.timeline import Timeline
 from perf_offcpu.causality.critical_path import CriticalPath, Doing
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import I64

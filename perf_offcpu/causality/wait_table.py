@@ -3,8 +3,8 @@
 
 import numpy as np
 
-from perf_offcpu.analysis.timeline import Timeline, Track
-from perf_offcpu.analysis.wakeups import queued_ns, with_wakers
+from perf_offcpu.analysis.times.timeline import Timeline, Track
+from perf_offcpu.analysis.times.wakeups import queued_ns, with_wakers
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.join import is_idle_task
 from perf_offcpu.model.profile import Profile

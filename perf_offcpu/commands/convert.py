@@ -104,7 +104,7 @@ def _chains(args: argparse.Namespace) -> int:
     """Write the selected waits with chains of wakers; the chains may contain any thread."""
     import numpy as np
 
-    from perf_offcpu.analysis.select import event_rows, selected_rows
+    from perf_offcpu.analysis.selection.select import event_rows, selected_rows
     from perf_offcpu.callpaths.chains import waker_chains
 
     if args.diff is not None or args.all_events:
@@ -192,8 +192,8 @@ def _warn(format_: Format, output: str) -> None:
 
 def _chosen(args: argparse.Namespace, profile: Profile) -> Profile:
     """Return the samples of the events that the command line names."""
-    from perf_offcpu.analysis.select import select_events
-    from perf_offcpu.analysis.wall_clock import wall_clock
+    from perf_offcpu.analysis.selection.select import select_events
+    from perf_offcpu.analysis.times.wall_clock import wall_clock
 
     events = shared.split_list(args.event)
     if args.all_events:

@@ -32,7 +32,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb and return the exit status."""
-    from perf_offcpu.analysis.select import select_events
+    from perf_offcpu.analysis.selection.select import select_events
     from perf_offcpu.push.labels import parse_labels
     from perf_offcpu.push.opening import open_targets
 

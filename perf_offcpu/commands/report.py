@@ -128,7 +128,7 @@ def _summary(args: argparse.Namespace) -> int:
 
 
 def _page(args: argparse.Namespace) -> int:
-    from perf_offcpu.analysis.select import select_events
+    from perf_offcpu.analysis.selection.select import select_events
     from perf_offcpu.convert.registry import FORMATS, Options
 
     outputs = {"--json": args.json, "--diff": args.diff, "--critical-path": args.critical_path}

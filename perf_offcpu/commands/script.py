@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _profile(args: argparse.Namespace) -> "Profile":
-    from perf_offcpu.analysis.select import select_events
+    from perf_offcpu.analysis.selection.select import select_events
 
     events = shared.split_list(args.event)
     # Waits derived from context switches are no samples of the recording: only --event shows them.

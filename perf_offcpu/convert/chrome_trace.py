@@ -25,8 +25,8 @@ from typing import TextIO
 
 import numpy as np
 
-from perf_offcpu.analysis.timeline import process_names, timeline_of, with_origin
-from perf_offcpu.analysis.wakeups import wakeups_of
+from perf_offcpu.analysis.times.timeline import process_names, timeline_of, with_origin
+from perf_offcpu.analysis.times.wakeups import wakeups_of
 from perf_offcpu.callpaths.tree import paths_with_wakers
 from perf_offcpu.callpaths.weights import title_of, unit_of
 from perf_offcpu.causality.path_rows import PathTrack

@@ -16,8 +16,8 @@ from typing import BinaryIO
 import numpy as np
 
 from perf_offcpu.analysis.group import group, sum_by
-from perf_offcpu.analysis.timeline import timeline_of
-from perf_offcpu.analysis.wakeups import wakeups_of
+from perf_offcpu.analysis.times.timeline import timeline_of
+from perf_offcpu.analysis.times.wakeups import wakeups_of
 from perf_offcpu.convert.encode import protobuf
 from perf_offcpu.convert.encode.protobuf import field, from_bytes, joined, ragged, varints
 from perf_offcpu.convert.locations import Location, Locations, Mapping

@@ -32,7 +32,7 @@ MIN_SHARE = 0.5  # percent of the total below which nodes and edges of a graph a
 
 @frozen
 class Options(PathOptions):
-    """Holds the options of all converters. Selecting samples is not one of them: see `analysis.select`."""
+    """Holds the options of all converters. Selecting samples is not one of them: see `analysis.selection.select`."""
 
     unit: str = ""  # unit of time of the weights, a key of UNITS; "" as counted (ns for time)
     form: str = ""  # one of the forms that the format has, see `Format.forms`; "" is the first

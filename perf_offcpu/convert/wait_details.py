@@ -11,8 +11,8 @@ from perf_offcpu.analysis.classes.network import LABELS, network_of
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group
 from perf_offcpu.analysis.holders import holders_of
-from perf_offcpu.analysis.states import STATES, state_codes
-from perf_offcpu.analysis.wakeups import Wakeups
+from perf_offcpu.analysis.selection.states import STATES, state_codes
+from perf_offcpu.analysis.times.wakeups import Wakeups
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag

@@ -8,7 +8,7 @@ import numpy as np
 
 from perf_offcpu.analysis.classes.classify import classify, of_idle_threads
 from perf_offcpu.analysis.holders import holders_of
-from perf_offcpu.analysis.select import event_rows
+from perf_offcpu.analysis.selection.select import event_rows
 from perf_offcpu.causality.locks import DeadThread, deadlocks_of, sentence_of
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.report import style as say

@@ -13,7 +13,7 @@ from perf_offcpu.analysis.classes.network import LABELS, network_of
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.holders import Holders, held_time
-from perf_offcpu.analysis.wakeups import INTERRUPT
+from perf_offcpu.analysis.times.wakeups import INTERRUPT
 from perf_offcpu.callpaths.options import Name, PathOptions
 from perf_offcpu.callpaths.tree import name_frames
 from perf_offcpu.causality.locks import longest_queues, waiters

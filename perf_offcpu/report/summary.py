@@ -16,7 +16,7 @@ from perf_offcpu.analysis.event_loops import LoopRow, in_unread_loops, loop_rows
 from perf_offcpu.analysis.goroutines import GoroutineRow, goroutine_rows, goroutine_sentences
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.holders import holders_of
-from perf_offcpu.analysis.select import event_rows
+from perf_offcpu.analysis.selection.select import event_rows
 from perf_offcpu.callpaths.options import Name, PathOptions
 from perf_offcpu.callpaths.tree import build_paths
 from perf_offcpu.callpaths.weights import unit_of

@@ -10,7 +10,7 @@ from perf_offcpu import losses
 from perf_offcpu.abi.task_state import STATE_NAMES
 from perf_offcpu.analysis.event_loops import sentences_of
 from perf_offcpu.analysis.goroutines import goroutine_sentences
-from perf_offcpu.analysis.wakeups import INTERRUPT
+from perf_offcpu.analysis.times.wakeups import INTERRUPT
 from perf_offcpu.callpaths.options import Name, NameKind
 from perf_offcpu.causality.locks import sentence_of
 from perf_offcpu.model.recording import Meta

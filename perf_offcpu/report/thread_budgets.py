@@ -67,8 +67,7 @@ class Lives(NamedTuple):
 
 
 def budget_table(profile: Profile, limit: int | None = None, by: str = "thread") -> BudgetTable | None:
-    """Return the budgets of the chosen threads (`analysis.select`), in rows by one of BUDGETS_BY; None if they are
-    unknown."""
+    """Return the budgets of the selected threads, in rows by one of BUDGETS_BY; None if they are unknown."""
     lives = counted_lives(profile) if len(profile.budget) else _derived(profile)
     if lives is None:
         return None

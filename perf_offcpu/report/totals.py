@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from perf_offcpu import losses
 from perf_offcpu.analysis.group import group, max_by, sum_by
-from perf_offcpu.analysis.states import STATES, state_codes
+from perf_offcpu.analysis.selection.states import STATES, state_codes
 from perf_offcpu.callpaths.options import Name, NameKind
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import Profile, ProfileSamples

@@ -25,9 +25,9 @@ from perf_offcpu.abi.offcpu import SYSCALL_NONE
 from perf_offcpu.analysis.classes.classify import Waits, classify
 from perf_offcpu.analysis.classes.network import network_of, texts_of
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
-from perf_offcpu.analysis.containers import container_of
 from perf_offcpu.analysis.holders import holders_of
-from perf_offcpu.analysis.states import STATES, state_codes
+from perf_offcpu.analysis.selection.containers import container_of
+from perf_offcpu.analysis.selection.states import STATES, state_codes
 from perf_offcpu.model.columns import I32, I64, distinct
 from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import Profile, ProfileSamples

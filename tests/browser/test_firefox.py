@@ -18,7 +18,7 @@ from builders.converted import converted_bytes
 from builders.profile import Code, ProfileBuilder, kernel
 from builders.program import PATIENCE
 
-from perf_offcpu.analysis.timeline import timeline_of
+from perf_offcpu.analysis.times.timeline import timeline_of
 from perf_offcpu.causality.critical_path import critical_path
 from perf_offcpu.causality.path_rows import PathTrack, path_track
 from perf_offcpu.model.profile import Profile

@@ -15,8 +15,8 @@ from builders.profile import ProfileBuilder, kernel
 from builders.program import run
 
 from perf_offcpu.analysis.classes.wait_classes import BY_LABEL
-from perf_offcpu.analysis.select import Selection, select_events, select_samples
-from perf_offcpu.analysis.time_windows import parse_windows
+from perf_offcpu.analysis.selection.select import Selection, select_events, select_samples
+from perf_offcpu.analysis.selection.time_windows import parse_windows
 from perf_offcpu.api import load
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag, Tasks

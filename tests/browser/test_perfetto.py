@@ -18,8 +18,8 @@ from builders.converted import converted_bytes
 from builders.large import large_profile
 from builders.profile import ProfileBuilder, kernel
 
-from perf_offcpu.analysis.timeline import Timeline, timeline_of
-from perf_offcpu.analysis.wakeups import Wakeups, wakeups_of
+from perf_offcpu.analysis.times.timeline import Timeline, timeline_of
+from perf_offcpu.analysis.times.wakeups import Wakeups, wakeups_of
 from perf_offcpu.causality.critical_path import critical_path
 from perf_offcpu.causality.path_rows import PathTrack, path_track
 from perf_offcpu.model.profile import Profile

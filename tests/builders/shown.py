@@ -8,7 +8,7 @@ import tempfile
 from collections import deque
 from pathlib import Path
 
-from perf_offcpu.analysis.select import select_events
+from perf_offcpu.analysis.selection.select import select_events
 from perf_offcpu.convert.registry import FORMATS
 from perf_offcpu.decode.deferred import deferred_as_samples
 from perf_offcpu.decode.load import load_recording

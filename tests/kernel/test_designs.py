@@ -18,8 +18,8 @@ from builders.compiled import build
 from builders.program import run as perf_offcpu
 
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
-from perf_offcpu.analysis.select import Selection, selected_rows
-from perf_offcpu.analysis.timeline import Timeline, timeline_of
+from perf_offcpu.analysis.selection.select import Selection, selected_rows
+from perf_offcpu.analysis.times.timeline import Timeline, timeline_of
 from perf_offcpu.causality.cascade import Held, cascade_of
 from perf_offcpu.causality.critical_path import CriticalPath, Doing, choose_thread, critical_path
 from perf_offcpu.causality.path_rows import rivals

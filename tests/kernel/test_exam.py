@@ -15,7 +15,7 @@ from builders.program import run as perf_offcpu
 
 from perf_offcpu.analysis.classes.classify import Waits, classify
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
-from perf_offcpu.analysis.select import Selection, select_samples
+from perf_offcpu.analysis.selection.select import Selection, select_samples
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.report.summary import summarize
 from perf_offcpu.symbolize.load import load_profile

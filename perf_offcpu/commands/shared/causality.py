@@ -12,7 +12,7 @@ from perf_offcpu.commands.shared.profile import every_wait_from_args, folded, se
 from perf_offcpu.errors import UsageError
 
 if TYPE_CHECKING:
-    from perf_offcpu.analysis.timeline import Timeline
+    from perf_offcpu.analysis.times.timeline import Timeline
     from perf_offcpu.causality.cascade import Cascade
     from perf_offcpu.causality.critical_path import CriticalPath
     from perf_offcpu.model.profile import Profile
@@ -41,7 +41,7 @@ def critical_path_from_args(args: argparse.Namespace) -> tuple[Profile, Timeline
 
 
 def _all_threads(args: argparse.Namespace, option: str) -> tuple[Profile, Timeline]:
-    from perf_offcpu.analysis.timeline import timeline_of
+    from perf_offcpu.analysis.times.timeline import timeline_of
 
     profile = folded(args, every_wait_from_args(args, option))
     return profile, timeline_of(profile)
@@ -51,7 +51,7 @@ def cascade_from_args(args: argparse.Namespace) -> tuple[Profile, Timeline, Casc
     """Read all threads; return profile, timeline, cascade of the chosen waits, and budgets of the chosen threads.
     Weight passes through waits of all threads, chosen or not. --bottlenecks leaves out idle threads. Budgets are empty
     if options choose a part of the waits of a thread."""
-    from perf_offcpu.analysis.select import select_samples, selected_rows
+    from perf_offcpu.analysis.selection.select import select_samples, selected_rows
     from perf_offcpu.causality.cascade import cascade_of
     from perf_offcpu.model.recording import Budget
 

@@ -19,7 +19,7 @@ from perf_offcpu.errors import UsageError
 from perf_offcpu.units import parse_time
 
 if TYPE_CHECKING:
-    from perf_offcpu.analysis.select import Selection
+    from perf_offcpu.analysis.selection.select import Selection
     from perf_offcpu.convert.registry import Options
     from perf_offcpu.model.profile import Profile
     from perf_offcpu.symbolize.options import SymbolizeOptions
@@ -64,8 +64,8 @@ def add_profile_arguments(
 def profile_from_args(args: argparse.Namespace, *, keep_ips: bool = False, **loading: bool) -> Profile:
     """Read, symbolize and select; the Profile holds all events (see `select_events`). `keep_ips`: as of
     SymbolizeOptions. `loading`: options of `whole_profile_from_args` and `symbolize.load.load_profile`."""
-    from perf_offcpu.analysis.absent import absent_values
-    from perf_offcpu.analysis.select import select_samples
+    from perf_offcpu.analysis.selection.absent import absent_values
+    from perf_offcpu.analysis.selection.select import select_samples
 
     selection = selection_from_args(args)  # first: it may be wrong
     profile = whole_profile_from_args(args, keep_ips=keep_ips, **loading)
@@ -134,8 +134,8 @@ def inputs(args: argparse.Namespace) -> list[str]:
 def selection_from_args(args: argparse.Namespace) -> Selection:
     """Return the selection of the command line, without events."""
     from perf_offcpu.abi.task_state import STATE_NAMES
-    from perf_offcpu.analysis.select import Selection
-    from perf_offcpu.analysis.time_windows import parse_windows
+    from perf_offcpu.analysis.selection.select import Selection
+    from perf_offcpu.analysis.selection.time_windows import parse_windows
 
     return Selection(
         comms=split_list(args.comm),

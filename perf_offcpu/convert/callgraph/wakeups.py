@@ -6,7 +6,7 @@ knot as one node: the path of a delay at its begin."""
 from collections.abc import Iterator
 from typing import Any
 
-from perf_offcpu.analysis.wakeups import waker_graph_of
+from perf_offcpu.analysis.times.wakeups import waker_graph_of
 from perf_offcpu.callpaths.weights import amount, share, title_of
 from perf_offcpu.convert.registry import Options
 from perf_offcpu.model.profile import Profile

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, TextIO
 import numpy as np
 
 from perf_offcpu.analysis.group import sum_by
-from perf_offcpu.analysis.timeline import Timeline, Track, process_names, timeline_of, with_origin
-from perf_offcpu.analysis.wakeups import Wakeups, wakeups_of
+from perf_offcpu.analysis.times.timeline import Timeline, Track, process_names, timeline_of, with_origin
+from perf_offcpu.analysis.times.wakeups import Wakeups, wakeups_of
 from perf_offcpu.callpaths.weights import title_of, unit_of
 from perf_offcpu.causality.path_rows import PathTrack
 from perf_offcpu.convert.encode.text_columns import array_items, blocks, joined, path_texts, picked, running_sums

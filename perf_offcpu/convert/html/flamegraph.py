@@ -23,9 +23,9 @@ import numpy as np
 from perf_offcpu.analysis.classes.classify import classify
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group, sum_by
-from perf_offcpu.analysis.states import RUNNING, STATES, UNKNOWN_STATE, state_codes
-from perf_offcpu.analysis.timeline import timeline_of
-from perf_offcpu.analysis.wakeups import with_wakers
+from perf_offcpu.analysis.selection.states import RUNNING, STATES, UNKNOWN_STATE, state_codes
+from perf_offcpu.analysis.times.timeline import timeline_of
+from perf_offcpu.analysis.times.wakeups import with_wakers
 from perf_offcpu.callpaths.calls import subtree_sums
 from perf_offcpu.callpaths.tree import PathTree, build_paths, with_older
 from perf_offcpu.callpaths.weights import events_of, title_of, unit_of

@@ -31,11 +31,11 @@ from perf_offcpu.analysis.causes import causes_of
 from perf_offcpu.analysis.classes.classify import Waits, classify
 from perf_offcpu.analysis.classes.network import LABELS, network_of
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
-from perf_offcpu.analysis.cpu_waits import CpuWaits
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.holders import holders_of
-from perf_offcpu.analysis.timeline import Timeline, Track, comm_of, process_names, timeline_of
-from perf_offcpu.analysis.wakeups import with_wakers
+from perf_offcpu.analysis.times.cpu_waits import CpuWaits
+from perf_offcpu.analysis.times.timeline import Timeline, Track, comm_of, process_names, timeline_of
+from perf_offcpu.analysis.times.wakeups import with_wakers
 from perf_offcpu.callpaths.keys import NO_OBJECT, column_of
 from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.callpaths.tree import paths_with_wakers

@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from perf_offcpu.analysis.timeline import Track, process_names
+from perf_offcpu.analysis.times.timeline import Track, process_names
 from perf_offcpu.callpaths.options import NameKind
 from perf_offcpu.callpaths.tree import PathTree
 from perf_offcpu.convert.encode.protobuf import Rows, constant, field, joined, lengths, messages, numbers, ragged

@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.analysis.group import group, stable_order
-from perf_offcpu.analysis.states import STATES, state_codes
-from perf_offcpu.analysis.timeline import Timeline, timeline_of
-from perf_offcpu.analysis.wakeups import Wakeups, wakeups_of
+from perf_offcpu.analysis.selection.states import STATES, state_codes
+from perf_offcpu.analysis.times.timeline import Timeline, timeline_of
+from perf_offcpu.analysis.times.wakeups import Wakeups, wakeups_of
 from perf_offcpu.callpaths.tree import paths_with_wakers
 from perf_offcpu.callpaths.weights import unit_of
 from perf_offcpu.causality.path_rows import PathTrack

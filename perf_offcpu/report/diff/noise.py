@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.analysis.group import group, sum_by
-from perf_offcpu.analysis.time_windows import Window
+from perf_offcpu.analysis.selection.time_windows import Window
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.coverage import united
 from perf_offcpu.model.profile import ProfileSamples

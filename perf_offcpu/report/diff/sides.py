@@ -9,8 +9,8 @@ from perf_offcpu.analysis.causes import Causes, causes_of
 from perf_offcpu.analysis.classes.classify import Waits, classify, of_idle_threads
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group
-from perf_offcpu.analysis.select import event_rows
-from perf_offcpu.analysis.time_windows import Window
+from perf_offcpu.analysis.selection.select import event_rows
+from perf_offcpu.analysis.selection.time_windows import Window
 from perf_offcpu.callpaths.keys import column_of, object_column
 from perf_offcpu.callpaths.options import Name, PathOptions
 from perf_offcpu.callpaths.tree import build_paths, with_older

@@ -24,7 +24,7 @@ from perf_offcpu.analysis.classes.network import network_of, texts_of
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.holders import Holders
-from perf_offcpu.analysis.select import thread_ids
+from perf_offcpu.analysis.selection.select import thread_ids
 from perf_offcpu.callpaths.keys import cgroup_label
 from perf_offcpu.losses import LossCause, Stage
 from perf_offcpu.model.columns import I64, Bool, distinct, is_one_of

@@ -8,7 +8,7 @@ from dataclasses import replace
 from builders.converted import converted
 from builders.profile import Code, ProfileBuilder, kernel
 
-from perf_offcpu.analysis.select import select_events
+from perf_offcpu.analysis.selection.select import select_events
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from perf_offcpu.analysis.containers import container_of, is_container
 from perf_offcpu.analysis.group import group, max_by, stable_order, sum_by
+from perf_offcpu.analysis.selection.containers import container_of, is_container
 from perf_offcpu.analysis.stack_walk import innermost_node, outermost_node, used_frames, used_nodes
 from perf_offcpu.errors import PerfOffcpuError
 from perf_offcpu.model.profile import Profile

@@ -10,9 +10,9 @@ from builders.profile import ProfileBuilder, Stack, kernel, stack
 from perf_offcpu import losses
 from perf_offcpu.analysis.classes.classify import classify, of_idle_threads
 from perf_offcpu.analysis.event_loops import in_unread_loops, loop_rows, sentences_of
-from perf_offcpu.analysis.select import Selection, select_samples
+from perf_offcpu.analysis.selection.select import Selection, select_samples
 from perf_offcpu.analysis.task_times import tasks_profile
-from perf_offcpu.analysis.wall_clock import wall_clock
+from perf_offcpu.analysis.times.wall_clock import wall_clock
 from perf_offcpu.callpaths.weights import title_of
 from perf_offcpu.convert.folded import folded_totals
 from perf_offcpu.convert.registry import Options

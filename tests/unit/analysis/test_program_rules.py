@@ -18,7 +18,7 @@ from perf_offcpu.analysis.classes.classify import classify, of_idle_threads
 from perf_offcpu.analysis.classes.program_rules import Rules, built_in_rules
 from perf_offcpu.analysis.classes.rules_file import parse_rules, usual_rules
 from perf_offcpu.analysis.classes.wait_classes import CLASSES, WaitClass, matches
-from perf_offcpu.analysis.select import Selection, select_samples
+from perf_offcpu.analysis.selection.select import Selection, select_samples
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.profile import Profile, ProgramRule
 from perf_offcpu.text import SYMBOL_SUFFIX

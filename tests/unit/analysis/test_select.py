@@ -9,10 +9,10 @@ import pytest
 from builders.profile import ProfileBuilder, kernel
 
 from perf_offcpu import losses
-from perf_offcpu.analysis.absent import absent_values
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
-from perf_offcpu.analysis.select import Selection, select_events, select_samples, selected_rows
-from perf_offcpu.analysis.time_windows import parse_windows
+from perf_offcpu.analysis.selection.absent import absent_values
+from perf_offcpu.analysis.selection.select import Selection, select_events, select_samples, selected_rows
+from perf_offcpu.analysis.selection.time_windows import parse_windows
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Budget, Comms, SampleFlag

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perf_offcpu.abi.attr import Attr, AttrFlag
-from perf_offcpu.analysis.time_windows import in_windows, parse_windows
-from perf_offcpu.analysis.timeline import Timeline, timeline_of
-from perf_offcpu.analysis.wakeups import mark_lengths
-from perf_offcpu.analysis.wall_clock import wall_clock
+from perf_offcpu.analysis.selection.time_windows import in_windows, parse_windows
+from perf_offcpu.analysis.times.timeline import Timeline, timeline_of
+from perf_offcpu.analysis.times.wakeups import mark_lengths
+from perf_offcpu.analysis.times.wall_clock import wall_clock
 from perf_offcpu.callpaths.weights import unit_of
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.profile import Profile

@@ -12,8 +12,8 @@ from builders.waits import Waits, random_waits, wait, waits_of, with_waits
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perf_offcpu.analysis.cpu_waits import CpuWaits
-from perf_offcpu.analysis.timeline import Timeline, timeline_of
+from perf_offcpu.analysis.times.cpu_waits import CpuWaits
+from perf_offcpu.analysis.times.timeline import Timeline, timeline_of
 from perf_offcpu.causality import cascade
 from perf_offcpu.causality.cascade import DEVICES, Cascade, Held, cascade_of
 from perf_offcpu.causality.critical_path import Doing, critical_path

@@ -11,9 +11,9 @@ from builders.waits import Waits, random_waits, wait, with_waits
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perf_offcpu.analysis.select import Selection
-from perf_offcpu.analysis.time_windows import parse_windows
-from perf_offcpu.analysis.timeline import timeline_of
+from perf_offcpu.analysis.selection.select import Selection
+from perf_offcpu.analysis.selection.time_windows import parse_windows
+from perf_offcpu.analysis.times.timeline import timeline_of
 from perf_offcpu.causality.critical_path import CriticalPath, Doing, choose_thread, critical_path, window_of
 from perf_offcpu.causality.path_rows import hop_rows, path_rows, rivals
 from perf_offcpu.causality.path_stacks import chains_of, path_profile

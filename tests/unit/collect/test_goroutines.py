@@ -17,7 +17,7 @@ from builders.profile import ProfileBuilder
 from perf_offcpu.abi.counters import GOROUTINES
 from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.analysis.goroutines import goroutine_rows, goroutine_sentences
-from perf_offcpu.analysis.select import select_events
+from perf_offcpu.analysis.selection.select import select_events
 from perf_offcpu.analysis.task_times import tasks_profile, with_tasks
 from perf_offcpu.collect.counters import task_event, task_sample
 from perf_offcpu.collect.events.evsels import Support

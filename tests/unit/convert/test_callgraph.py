@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perf_offcpu.abi.wait_objects import ObjectKind
-from perf_offcpu.analysis.timeline import timeline_of
+from perf_offcpu.analysis.times.timeline import timeline_of
 from perf_offcpu.causality.cascade import cascade_of
 from perf_offcpu.convert.callgraph import calls, wakeups
 from perf_offcpu.convert.callgraph.waits import components, graph_of

@@ -16,7 +16,7 @@ from builders.profile import Code, ProfileBuilder, kernel
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perf_offcpu.analysis.timeline import timeline_of
+from perf_offcpu.analysis.times.timeline import timeline_of
 from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.callpaths.tree import build_paths
 from perf_offcpu.convert.html.page import packed

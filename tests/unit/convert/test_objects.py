@@ -16,8 +16,8 @@ from builders.profile import ProfileBuilder
 from builders.waits import wait
 
 from perf_offcpu.abi.wait_objects import ObjectKind
-from perf_offcpu.analysis.select import Selection
-from perf_offcpu.analysis.timeline import timeline_of
+from perf_offcpu.analysis.selection.select import Selection
+from perf_offcpu.analysis.times.timeline import timeline_of
 from perf_offcpu.causality.critical_path import choose_thread, critical_path
 from perf_offcpu.causality.path_rows import PathTrack, path_track
 from perf_offcpu.model.profile import Profile

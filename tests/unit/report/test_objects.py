@@ -13,7 +13,7 @@ from builders.refused import output, refused
 from builders.wait_objects import COUNTERS, WAITS, Call, described, thing, wait
 
 from perf_offcpu.abi.wait_objects import ObjectKind
-from perf_offcpu.analysis.select import Selection, select_samples
+from perf_offcpu.analysis.selection.select import Selection, select_samples
 from perf_offcpu.cli import main
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag

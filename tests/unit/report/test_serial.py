@@ -12,7 +12,7 @@ from builders.waits import Waits, random_waits, wait, with_waits
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perf_offcpu.analysis.timeline import timeline_of
+from perf_offcpu.analysis.times.timeline import timeline_of
 from perf_offcpu.causality.cascade import Held, cascade_of
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag

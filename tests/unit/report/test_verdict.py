@@ -11,7 +11,7 @@ from builders.profile import Code, ProfileBuilder, kernel
 
 from perf_offcpu import losses
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
-from perf_offcpu.analysis.select import Selection, select_samples
+from perf_offcpu.analysis.selection.select import Selection, select_samples
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Budget, SampleFlag
 from perf_offcpu.report.document import document

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from builders.simulated import LENGTH_NS, bursts, load
 
-from perf_offcpu.analysis.time_windows import parse_windows
+from perf_offcpu.analysis.selection.time_windows import parse_windows
 from perf_offcpu.model.profile import ProfileSamples
 from perf_offcpu.model.recording import Meta, SampleFlag
 from perf_offcpu.report.diff.noise import RecordedTime, errors_needed, variance_between_slices, variance_by_length

@@ -17,10 +17,10 @@ from dataclasses import replace
 import numpy as np
 
 from perf_offcpu.abi.attr import AttrFlag
-from perf_offcpu.analysis.cpu_waits import CpuWaits
-from perf_offcpu.analysis.select import event_rows
+from perf_offcpu.analysis.selection.select import event_rows
 from perf_offcpu.analysis.task_times import with_loop_tasks
-from perf_offcpu.analysis.timeline import timeline_of
+from perf_offcpu.analysis.times.cpu_waits import CpuWaits
+from perf_offcpu.analysis.times.timeline import timeline_of
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.columns import distinct
 from perf_offcpu.model.profile import Profile, ProfileSamples

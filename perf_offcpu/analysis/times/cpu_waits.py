@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from perf_offcpu.analysis.timeline import Track
+from perf_offcpu.analysis.times.timeline import Track
 from perf_offcpu.model.columns import I32, I64
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SUM_FLAGS, SampleFlag
