@@ -40,8 +40,7 @@ def goroutine_rows(profile: Profile) -> list[GoroutineRow]:
     rows = [(loop, task) for loop in profile.loops for task in loop.tasks if task.name == GOROUTINES]
     for loop, task in rows:
         spans[loop.pid].add((loop.switch_out_ns, loop.read_ns))
-        root = task.frames[-1][0] if task.frames else ""
-        if root == "runtime.main" or not root.startswith("runtime."):
+        if not is_of_runtime(task):
             sums[loop.pid][place_of(task)] += loop.weight_ns
     comm_of = dict(zip(profile.samples.pid.tolist(), profile.samples.comm.tolist(), strict=True)) if rows else {}
     lasted = {pid: max(sum(end - begin for begin, end in parts), 1) for pid, parts in spans.items()}
@@ -64,6 +63,12 @@ def goroutine_sentences(rows: list[GoroutineRow]) -> list[str]:
         ]
         sentences.append(f"goroutines of {comm} {pid} that wait: {', '.join(parts)}")
     return sentences[:_SHOWN]
+
+
+def is_of_runtime(task: LoopTask) -> bool:
+    """Return True for goroutines that Go's runtime began for itself."""
+    root = task.frames[-1][0] if task.frames else ""
+    return root.startswith("runtime.") and root != "runtime.main"
 
 
 def place_of(task: LoopTask) -> tuple[str, str]:

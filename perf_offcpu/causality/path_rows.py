@@ -7,6 +7,7 @@ from perf_offcpu.analysis.causes import causes_of
 from perf_offcpu.analysis.classes.classify import classify
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group, sum_by
+from perf_offcpu.analysis.times.lanes import Lane
 from perf_offcpu.analysis.times.timeline import Timeline
 from perf_offcpu.causality.critical_path import CriticalPath, Doing
 from perf_offcpu.causality.path_stacks import Chains, chains_of, running_samples, shared_out
@@ -166,23 +167,10 @@ def functions_of(profile: Profile, rows: I64) -> tuple[list[str], I64]:
     return causes.names, causes.function
 
 
-@frozen
-class PathTrack:
-    """Critical path for a timeline: k segments without gap or overlap, in order of time, with texts."""
-
-    title: str  # `critical path of COMM (pid PID, tid TID)`
-    pid: int  # of the thread
-    begin_ns: I64  # int64[k], the recording's clock
-    end_ns: I64  # int64[k]
-    name: I64  # int64[k], index into `names`
-    chain: I64  # int64[k], index into `chains`
-    names: list[str]  # `COMM: running`, `COMM: disk wait in FUNCTION`
-    kinds: list[str]  # of each name: running, runnable, not recorded, or the class of the wait
-    chains: list[str]  # the comms from the root to the thread of a segment: `client, server, disk`
-
-
-def path_track(profile: Profile, path: CriticalPath) -> PathTrack:
-    """Return the track of a critical path; texts are printable."""
+def path_lane(profile: Profile, path: CriticalPath) -> Lane:
+    """Return a critical path as a lane, `critical path of COMM (pid PID, tid TID)`, whose spans have no gap. Names are
+    `COMM: running`, `COMM: disk wait in FUNCTION`; details the comms from the root to the thread of a span: `client,
+    server, disk`."""
     comms, comm = path.comms()
     labels, label = labels_of_waits(profile, path)
     first, name = group(comm[path.track], path.doing, label)
@@ -202,4 +190,4 @@ def path_track(profile: Profile, path: CriticalPath) -> PathTrack:
     of_chain = np.array([*(numbers[text] for text in through), 0], np.int64)
     chain = of_chain[np.append(chains.of_hop, len(chains.parent))[path.hop]]
     title = f"critical path of {root.label}"
-    return PathTrack(title, root.pid, path.begin_ns, path.end_ns, name, chain, names, kinds, list(numbers))
+    return Lane(title, root.pid, path.begin_ns, path.end_ns, name, chain, names, kinds, list(numbers))

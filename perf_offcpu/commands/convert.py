@@ -131,12 +131,12 @@ def _critical_path(args: argparse.Namespace) -> int:
         raise UsageError("--critical-path shows one thread: no --diff, --all-events, --waker-stack, --wakers")
 
     def load(options: Options) -> tuple[Profile, Options]:
-        from perf_offcpu.causality.path_rows import path_track
+        from perf_offcpu.causality.path_rows import path_lane
         from perf_offcpu.causality.path_stacks import path_profile
 
         profile, timeline, path = critical_path_from_args(args)
         if "path" in FORMATS[args.format].options:
-            return prepared(args, profile, replace(options, path=path_track(profile, path)))
+            return prepared(args, profile, replace(options, path=path_lane(profile, path)))
         return prepared(args, path_profile(profile, timeline, path), options)
 
     return convert(args, load)

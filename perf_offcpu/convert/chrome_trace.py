@@ -9,7 +9,8 @@ slice on the waker's track to the wait. CPU samples are instants. Thread states 
 Sums of short waits and samples without a time have a weight but no place: they stand in a process of their
 own, one after the other. So the durations of all slices of category "offcpu" add up to the profile.
 
-A critical path (`options.path`) is a process of its own with one track, its slices side by side.
+A critical path (`options.path`) is a process of its own with one track, its slices side by side. Tasks of event loops
+and goroutines are further tracks of their process, category "task", whose numbers are no threads.
 
 `ts` and `dur` are microseconds with three decimals, since the first wait's begin: readers multiply by 1000 in
 doubles, which is exact that way. Readers also add the two, and two ends at one moment could then come in the
@@ -25,11 +26,11 @@ from typing import TextIO
 
 import numpy as np
 
+from perf_offcpu.analysis.times.lanes import Lane, task_lanes
 from perf_offcpu.analysis.times.timeline import process_names, timeline_of, with_origin
 from perf_offcpu.analysis.times.wakeups import wakeups_of
 from perf_offcpu.callpaths.tree import paths_with_wakers
 from perf_offcpu.callpaths.weights import title_of, unit_of
-from perf_offcpu.causality.path_rows import PathTrack
 from perf_offcpu.convert.encode import text_columns
 from perf_offcpu.convert.encode.text_columns import blocks, joined, microseconds, picked
 from perf_offcpu.convert.registry import Options
@@ -42,6 +43,7 @@ from perf_offcpu.text import printable
 SUMS_PID = 2**22 + 1  # the process of samples without a place; no real process can have this number (PID_MAX_LIMIT)
 PATH_PID = 2**22  # the process of a critical path; no real process can have this number either
 SUMS_NAME = "no time: sums of short waits"
+FIRST_TASK_TID = 2**23
 _BETWEEN_SUMS_NS = 1_000
 
 
@@ -65,9 +67,9 @@ class _Writer:
 
     def __init__(self, profile: Profile, options: Options) -> None:
         self.profile, self.samples, self.path = profile, profile.samples, options.path
-        self.timeline = timeline_of(profile)
-        if self.path is not None:
-            self.timeline = with_origin(self.timeline, min(self.timeline.origin_ns, int(self.path.begin_ns[0])))
+        self.timeline, self.tasks = timeline_of(profile), task_lanes(profile)
+        for lane in [*self.tasks, *filter(None, [self.path])]:
+            self.timeline = with_origin(self.timeline, min([self.timeline.origin_ns, *lane.begin_ns[:1].tolist()]))
         self.track, self.wakeups = self.timeline.track, wakeups_of(profile, self.timeline)
         self.details = details_of(profile, self.wakeups)
         self.tree, self.waker_node = paths_with_wakers(profile, options)
@@ -99,8 +101,10 @@ class _Writer:
         yield from self._sums(np.flatnonzero(~self.timeline.placed))
         if self.path is not None:
             yield [_named("process_name", PATH_PID, PATH_PID, self.path.title)]
-            for rows in blocks(np.arange(len(self.path.name))):
-                yield self._segments(self.path, rows)
+            yield from self._spans(self.path, PATH_PID, PATH_PID, "critical path", "through")
+        for tid, lane in enumerate(self.tasks, FIRST_TASK_TID):
+            yield [_named("thread_name", lane.pid, tid, lane.title)]
+            yield from self._spans(lane, lane.pid, tid, "task", "detail")
 
     def _metadata(self) -> list[str]:
         tracks, without_place = self.timeline.tracks, ~self.timeline.placed
@@ -165,18 +169,20 @@ class _Writer:
             self._args(rows),
         )
 
-    def _segments(self, path: PathTrack, rows: I64) -> list[str]:
-        return joined(
-            f'{{"ph":"X","cat":"critical path","pid":{PATH_PID},"tid":{PATH_PID},"name":',
-            picked(list(map(json.dumps, path.names)), path.name[rows]),
-            ',"ts":',
-            microseconds(path.begin_ns[rows] - self.timeline.origin_ns),
-            ',"dur":',
-            microseconds(path.end_ns[rows] - path.begin_ns[rows]),
-            ',"args":{"through":',
-            picked(list(map(json.dumps, path.chains)), path.chain[rows]),
-            "}}",
-        )
+    def _spans(self, lane: Lane, pid: int, tid: int, category: str, detail: str) -> Iterator[list[str]]:
+        names, details = (list(map(json.dumps, texts)) for texts in (lane.names, lane.details))
+        for rows in blocks(np.arange(len(lane.name))):
+            yield joined(
+                f'{{"ph":"X","cat":"{category}","pid":{pid},"tid":{tid},"name":',
+                picked(names, lane.name[rows]),
+                ',"ts":',
+                microseconds(lane.begin_ns[rows] - self.timeline.origin_ns),
+                ',"dur":',
+                microseconds(lane.end_ns[rows] - lane.begin_ns[rows]),
+                f',"args":{{"{detail}":',
+                picked(details, lane.detail[rows]),
+                "}}",
+            )
 
     def _sums(self, without_place: I64) -> Iterator[list[str]]:
         """Yield spans of samples without a place in time (sums), laid end to end on one track per thread."""

@@ -22,8 +22,8 @@ from perf_offcpu.errors import UsageError
 from perf_offcpu.structs import frozen
 
 if TYPE_CHECKING:
+    from perf_offcpu.analysis.times.lanes import Lane
     from perf_offcpu.causality.cascade import Cascade
-    from perf_offcpu.causality.path_rows import PathTrack
     from perf_offcpu.model.profile import Profile
 
 
@@ -40,7 +40,7 @@ class Options(PathOptions):
     per_thread: bool = False  # graphs of threads: a node for each thread, not for each comm
     objects: bool = False  # show threads and the objects that they wait for, instead of calls
     cascade: Cascade | None = None  # show waits with the waits that they hold up, instead of calls
-    path: PathTrack | None = None  # a critical path, on a track of its own
+    path: Lane | None = None  # a critical path, on a track of its own
     svg: bool = False  # let graphviz draw it
     min_share: float = MIN_SHARE  # leave out rows below this percentage of the total
     diff: Profile | None = None  # an older profile to compare with, its events selected alike

@@ -18,9 +18,10 @@ from builders.converted import converted_bytes
 from builders.profile import Code, ProfileBuilder, kernel
 from builders.program import PATIENCE
 
+from perf_offcpu.analysis.times.lanes import Lane
 from perf_offcpu.analysis.times.timeline import timeline_of
 from perf_offcpu.causality.critical_path import critical_path
-from perf_offcpu.causality.path_rows import PathTrack, path_track
+from perf_offcpu.causality.path_rows import path_lane
 from perf_offcpu.model.profile import Profile
 
 Ask = Callable[..., Any]
@@ -41,12 +42,12 @@ def profile() -> Profile:
     return builder.build()
 
 
-def path_of_reader() -> PathTrack:
+def path_of_reader() -> Lane:
     found = profile()
     timeline = timeline_of(found)
     reader = next(row for row, track in enumerate(timeline.tracks) if track.tid == 101)
     begin = timeline.origin_ns
-    return path_track(found, critical_path(found, timeline, reader, begin, begin + 100 * MS))
+    return path_lane(found, critical_path(found, timeline, reader, begin, begin + 100 * MS))
 
 
 def is_up(sessions: Path) -> bool:

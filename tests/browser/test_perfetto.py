@@ -18,10 +18,11 @@ from builders.converted import converted_bytes
 from builders.large import large_profile
 from builders.profile import ProfileBuilder, kernel
 
+from perf_offcpu.analysis.times.lanes import Lane
 from perf_offcpu.analysis.times.timeline import Timeline, timeline_of
 from perf_offcpu.analysis.times.wakeups import Wakeups, wakeups_of
 from perf_offcpu.causality.critical_path import critical_path
-from perf_offcpu.causality.path_rows import PathTrack, path_track
+from perf_offcpu.causality.path_rows import path_lane
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 
@@ -170,15 +171,15 @@ def test_the_whole_page_shows_the_trace(browser: Browser, address: str, name: st
     assert browser.run("return typeof hacked") == "undefined"
 
 
-def path_of_reader(profile: Profile) -> PathTrack:
+def path_of_reader(profile: Profile) -> Lane:
     """The path of 100 ms that begin before the first wait."""
     timeline = timeline_of(profile)
     reader = next(row for row, track in enumerate(timeline.tracks) if track.comm == "reader")
     begin = timeline.origin_ns - 3 * MS
-    return path_track(profile, critical_path(profile, timeline, reader, begin, begin + 100 * MS))
+    return path_lane(profile, critical_path(profile, timeline, reader, begin, begin + 100 * MS))
 
 
-def segments(path: PathTrack) -> list[tuple[str, int, int]]:
+def segments(path: Lane) -> list[tuple[str, int, int]]:
     columns = (path.name.tolist(), path.begin_ns.tolist(), path.end_ns.tolist())
     return [(path.names[name], begin, end - begin) for name, begin, end in zip(*columns, strict=True)]
 

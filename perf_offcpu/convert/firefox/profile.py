@@ -20,10 +20,10 @@ from typing import Any, NamedTuple, TextIO
 import numpy as np
 
 from perf_offcpu.analysis.group import sum_by
+from perf_offcpu.analysis.times.lanes import Lane
 from perf_offcpu.analysis.times.timeline import Timeline, Track, process_names, timeline_of, with_origin
 from perf_offcpu.analysis.times.wakeups import Wakeups, wakeups_of
 from perf_offcpu.callpaths.weights import title_of, unit_of
-from perf_offcpu.causality.path_rows import PathTrack
 from perf_offcpu.convert.encode.text_columns import array_items, blocks, joined, path_texts, picked, running_sums
 from perf_offcpu.convert.firefox.shared import CATEGORIES, MARKERS, THREAD, SharedTables, StringArray
 from perf_offcpu.convert.registry import Options
@@ -261,9 +261,9 @@ def _columns(names: I64, begin_ns: I64, end_ns: I64, phase: I64, category: I64) 
 class _PathThread:
     """Writes the thread of a critical path: its segments are markers. The constructor numbers its strings."""
 
-    def __init__(self, path: PathTrack, strings: StringArray, origin_ns: int) -> None:
+    def __init__(self, path: Lane, strings: StringArray, origin_ns: int) -> None:
         self._path, self._names = path, strings.rows(path.names)
-        self._chains = list(map(str, strings.rows(path.chains).tolist()))
+        self._chains = list(map(str, strings.rows(path.details).tolist()))
         self._begin_ns, self._end_ns = path.begin_ns - origin_ns, path.end_ns - origin_ns
 
     def parts(self) -> Iterator[str]:
@@ -274,7 +274,7 @@ class _PathThread:
         yield from array_items(self._begin_ns[:1], _MS_DIGITS)
         yield '],"stack":[null],"weight":[0],"weightType":"tracing-ms","length":1},"markers":{"data":['
         for block in blocks(rows):
-            chains = picked(self._chains, self._path.chain[block])
+            chains = picked(self._chains, self._path.detail[block])
             yield ("," if block[0] else "") + ",".join(joined('{"type":"Critical path","through":', chains, "}"))
         names_of_rows, phase = self._names[self._path.name], np.full(len(rows), _INTERVAL)
         yield from _columns(names_of_rows, self._begin_ns, self._end_ns, phase, np.zeros(len(rows), np.int64))

@@ -34,13 +34,13 @@ from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.holders import holders_of
 from perf_offcpu.analysis.times.cpu_waits import CpuWaits
+from perf_offcpu.analysis.times.lanes import Lane, task_lanes
 from perf_offcpu.analysis.times.timeline import Timeline, Track, comm_of, process_names, timeline_of
 from perf_offcpu.analysis.times.wakeups import with_wakers
 from perf_offcpu.callpaths.keys import NO_OBJECT, column_of
 from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.callpaths.tree import paths_with_wakers
 from perf_offcpu.callpaths.weights import EDGES, title_of, unit_of
-from perf_offcpu.causality.path_rows import PathTrack
 from perf_offcpu.convert.html.flamegraph import names_document, preorder, recording_facts, write_page
 from perf_offcpu.convert.registry import Options
 from perf_offcpu.losses import by_text
@@ -115,7 +115,8 @@ def describe(profile: Profile, options: Options) -> tuple[dict[str, Any], Column
         "keys": keys,
         "tracks": _tracks(profile, timeline, tracks, options),
         "between": _between(profile, waits, tracks, timeline),
-        "path": _path(options.path, timeline),
+        "path": _lane(options.path, timeline) if options.path else None,
+        "tasks": [_lane(lane, timeline) for lane in task_lanes(profile)],
         "firsts": rows.firsts.tolist(),
         "names": names_document(tree),
     }
@@ -124,7 +125,7 @@ def describe(profile: Profile, options: Options) -> tuple[dict[str, Any], Column
     return document, {**rows.columns(profile, timeline), **of_rows, **nodes}
 
 
-def _span(profile: Profile, timeline: Timeline, path: PathTrack | None) -> list[float]:
+def _span(profile: Profile, timeline: Timeline, path: Lane | None) -> list[float]:
     """Return begin and end of the recording, ns since the origin; at least the span of its waits."""
     spans = [bounds for bounds in profile.meta.recorded if bounds[0] > 0]
     if path is not None and len(path.begin_ns):
@@ -174,12 +175,10 @@ def _keys(profile: Profile, waits: Waits) -> tuple[list[dict[str, Any]], dict[st
     return keys, ranks
 
 
-def _path(path: PathTrack | None, timeline: Timeline) -> dict[str, Any] | None:
-    if path is None:
-        return None
-    begin, end = path.begin_ns - timeline.origin_ns, path.end_ns - timeline.origin_ns
-    columns = {"begin": begin, "end": end, "name": path.name, "chain": path.chain}
-    texts = {"title": path.title, "names": path.names, "kinds": path.kinds, "chains": path.chains}
+def _lane(lane: Lane, timeline: Timeline) -> dict[str, Any]:
+    begin, end = lane.begin_ns - timeline.origin_ns, lane.end_ns - timeline.origin_ns
+    columns = {"begin": begin, "end": end, "name": lane.name, "detail": lane.detail}
+    texts = {"title": lane.title, "pid": lane.pid, "names": lane.names, "kinds": lane.kinds, "details": lane.details}
     return {**texts, **{name: column.tolist() for name, column in columns.items()}}
 
 

@@ -31,6 +31,12 @@ def thread_uuid(track: _Tracks) -> _Tracks:
     return _FIRST_UUID + 2 * track
 
 
+def process_uuids(profile: Profile, tracks: list[Track]) -> dict[int, tuple[int, str]]:
+    """Return pid → (uuid of the process's track, name); uuids above them all are free."""
+    names = process_names(profile, tracks).items()
+    return {pid: (uuid, name) for uuid, (pid, name) in enumerate(names, thread_uuid(len(tracks)))}
+
+
 def packet(*fields: bytes) -> bytes:
     """Return one TracePacket with these encoded fields, of the trace's only packet sequence."""
     return field(_PACKET, _LATER + b"".join(fields))
@@ -53,9 +59,9 @@ def clock_packet(profile: Profile) -> bytes:
 
 def track_packets(profile: Profile, tracks: list[Track], with_sums: set[int]) -> Iterator[bytes]:
     """Yield packets of the processes, threads, and tracks of sums (for the rows `with_sums` of `tracks`)."""
-    for row, (pid, name) in enumerate(process_names(profile, tracks).items()):
+    for pid, (uuid, name) in process_uuids(profile, tracks).items():
         process = field(1, pid) + field(6, name)
-        yield packet(field(60, field(1, thread_uuid(len(tracks)) + row) + field(3, process)))
+        yield packet(field(60, field(1, uuid) + field(3, process)))
     for row, track in enumerate(tracks):
         thread = field(1, track.pid) + field(2, track.tid) + field(5, track.comm)
         yield packet(field(60, field(1, thread_uuid(row)) + field(4, thread)))
@@ -64,9 +70,10 @@ def track_packets(profile: Profile, tracks: list[Track], with_sums: set[int]) ->
             yield packet(field(60, ids + field(2, "sums of short waits: no time")))
 
 
-def path_packet(title: str) -> bytes:
-    """Return the packet that names the track of a critical path."""
-    return packet(field(60, field(1, PATH_UUID) + field(2, title)))
+def track_packet(uuid: int, title: str, parent: int = 0) -> bytes:
+    """Return the packet that names a track of no thread; `parent`: the track that it lies in, 0 none."""
+    inside = field(5, parent) if parent else b""
+    return packet(field(60, field(1, uuid) + inside + field(2, title)))
 
 
 def events(time_ns: I64, kind: int, uuid: NDArray[np.integer], *more: Rows) -> bytes:

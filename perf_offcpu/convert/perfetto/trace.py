@@ -7,12 +7,15 @@ on the waker's track to that part. The same times are thread states, from events
 runnable, running on a CPU. Two counters show the number of blocked and of runnable threads, in a large recording as
 means of short steps. CPU samples are instants with callstacks. Sums of short waits and samples without a time lie one
 after the other on a track of their own next to their thread's. A critical path (`options.path`) is a track of slices
-without weights. Times are in the recording's clock.
+without weights, and so is each task of an event loop and each kind of goroutines, below a track of the process. Times
+are in the recording's clock.
 
 `callstack_weight` of all events of category "offcpu" adds up to the profile. Source of the format:
 protos/perfetto/trace of https://github.com/google/perfetto."""
 
+import itertools
 from collections.abc import Iterator
+from functools import partial
 from typing import BinaryIO
 
 import numpy as np
@@ -20,11 +23,11 @@ from numpy.typing import NDArray
 
 from perf_offcpu.analysis.group import group, stable_order
 from perf_offcpu.analysis.selection.states import STATES, state_codes
+from perf_offcpu.analysis.times.lanes import Lane, task_lanes
 from perf_offcpu.analysis.times.timeline import Timeline, timeline_of
 from perf_offcpu.analysis.times.wakeups import Wakeups, wakeups_of
 from perf_offcpu.callpaths.tree import paths_with_wakers
 from perf_offcpu.callpaths.weights import unit_of
-from perf_offcpu.causality.path_rows import PathTrack
 from perf_offcpu.convert.encode import protobuf
 from perf_offcpu.convert.encode.protobuf import Rows, constant, field, fixed64, from_bytes, joined, numbers
 from perf_offcpu.convert.encode.text_columns import blocks, path_texts, running_sums
@@ -69,7 +72,7 @@ class _Writer:
         self.uuid = packets.thread_uuid(self.timeline.track)
         self.arrow = np.full(len(self.samples), -1, np.int64)
         self.arrow[self.wakeups.arrows] = np.arange(len(self.wakeups.arrows))
-        self.path = options.path
+        self.path, self.tasks = options.path, task_lanes(profile)
         self._intern(packets.Interned())
 
     def _intern(self, interned: packets.Interned) -> None:
@@ -83,10 +86,9 @@ class _Writer:
         self.run_queue = interned.iid(packets.EVENT_NAMES, "run queue")
         self.wakes = interned.iids(f"wakes {track.comm}-{track.tid}" for track in self.timeline.tracks)
         self._intern_wakers(interned)
-        if self.path is not None:
-            self.category["critical path"] = interned.iid(packets.CATEGORIES, "critical path")
-            self.path_names = interned.iids(self.path.names)
-            self.path_chains = from_bytes([interned.annotation("through", chain) for chain in self.path.chains])
+        texts_of = partial(_LaneTexts, interned)
+        self.path_texts = texts_of(self.path, "critical path", "through") if self.path else None
+        self.task_texts = [texts_of(lane, "task", "detail") for lane in self.tasks]
         events = interned.iids(printable(event.name) for event in self.profile.evsels)
         self.event_names = np.append(events, 1)  # the last element is for evsel -1
         self.interned, self.names = interned, interned.event_names
@@ -121,17 +123,21 @@ class _Writer:
             yield events(begin + self.samples.period[rows], SLICE_END, uuid)
         yield from state_packets(self.profile, self.timeline, self.wakeups)
         yield from counter_packets(self.timeline, self.wakeups)
-        if self.path is not None:
-            yield packets.path_packet(self.path.title)
-            for rows in blocks(np.arange(len(self.path.name)), BLOCK):
-                yield self._segments(self.path, rows)
+        if self.path_texts is not None:
+            yield packets.track_packet(packets.PATH_UUID, self.path_texts.lane.title)
+            yield from self.path_texts.spans(packets.PATH_UUID)
+        yield from self._tasks(packets.process_uuids(self.profile, self.wakeups.tracks))
 
-    def _segments(self, path: PathTrack, rows: I64) -> bytes:
-        uuid, category = np.full(len(rows), packets.PATH_UUID), self._in_category("critical path", len(rows))
-        names, chains = numbers(10, self.path_names[path.name[rows]]), self.path_chains.take(path.chain[rows])
-        begins = events(path.begin_ns[rows], SLICE_BEGIN, uuid, category, names, chains)
-        # An end and the next begin are at one time, and the order of the file decides: ends come first.
-        return events(path.end_ns[rows], SLICE_END, uuid) + begins
+    def _tasks(self, processes: dict[int, tuple[int, str]]) -> Iterator[bytes]:
+        """Yield the tracks of tasks, below a track of their own of each process, and their slices."""
+        free, parents = itertools.count(max(uuid for uuid, _ in processes.values()) + 1 if processes else 0), {}
+        for texts in self.task_texts:
+            pid, uuid = texts.lane.pid, next(free)
+            if pid not in parents:
+                parents[pid], uuid = uuid, next(free)
+                yield packets.track_packet(parents[pid], "tasks, as they were read now and then", processes[pid][0])
+            yield packets.track_packet(uuid, texts.lane.title, parents[pid])
+            yield from texts.spans(uuid)
 
     def _time(self, since_origin_ns: I64) -> I64:
         return since_origin_ns + self.timeline.origin_ns
@@ -189,6 +195,24 @@ class _Writer:
         stack = numbers(56, self.waker_node[rows] + 1).where(self.waker_node[rows] >= 0)
         yield events(queued_ns, SLICE_BEGIN, uuid, self._in_category("wakeup", len(rows)), names, flows, stack)
         yield events(queued_ns + self.wakeups.mark_ns[arrow], SLICE_END, uuid)
+
+
+class _LaneTexts:
+    """A lane with the numbers of its texts. `key`: name of the annotation that has the details."""
+
+    def __init__(self, interned: packets.Interned, lane: Lane, category: str, key: str) -> None:
+        self.lane, self._category = lane, field(3, interned.iid(packets.CATEGORIES, category))
+        self._names = interned.iids(lane.names)
+        self._details = from_bytes([interned.annotation(key, text) if text else b"" for text in lane.details])
+
+    def spans(self, uuid: int) -> Iterator[bytes]:
+        """Yield slices on the track `uuid`. An end and the next begin are at one time, and the order of the file
+        decides: ends come first."""
+        for rows in blocks(np.arange(len(self.lane.name)), BLOCK):
+            uuids, category = np.full(len(rows), uuid), constant(self._category, len(rows))
+            names, details = numbers(10, self._names[self.lane.name[rows]]), self._details.take(self.lane.detail[rows])
+            begins = events(self.lane.begin_ns[rows], SLICE_BEGIN, uuids, category, names, details)
+            yield events(self.lane.end_ns[rows], SLICE_END, uuids) + begins
 
 
 def state_packets(profile: Profile, timeline: Timeline, wakeups: Wakeups) -> Iterator[bytes]:

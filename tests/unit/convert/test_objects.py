@@ -17,9 +17,10 @@ from builders.waits import wait
 
 from perf_offcpu.abi.wait_objects import ObjectKind
 from perf_offcpu.analysis.selection.select import Selection
+from perf_offcpu.analysis.times.lanes import Lane
 from perf_offcpu.analysis.times.timeline import timeline_of
 from perf_offcpu.causality.critical_path import choose_thread, critical_path
-from perf_offcpu.causality.path_rows import PathTrack, path_track
+from perf_offcpu.causality.path_rows import path_lane
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.script.fields import choose_fields
@@ -110,26 +111,26 @@ def profile() -> Profile:
 
 
 @pytest.fixture
-def track(profile: Profile) -> PathTrack:
+def track(profile: Profile) -> Lane:
     """The path begins before the first wait."""
     timeline = timeline_of(profile)
     thread = choose_thread(timeline, Selection(tids=(1,)))
-    return path_track(profile, critical_path(profile, timeline, thread, 50, 2000))
+    return path_lane(profile, critical_path(profile, timeline, thread, 50, 2000))
 
 
-def test_the_track_of_a_path(track: PathTrack) -> None:
-    rows = zip(*(column.tolist() for column in (track.name, track.begin_ns, track.end_ns, track.chain)), strict=True)
-    assert [(track.names[name], begin, end, track.chains[chain]) for name, begin, end, chain in rows] == EXPECTED
+def test_the_track_of_a_path(track: Lane) -> None:
+    rows = zip(*(column.tolist() for column in (track.name, track.begin_ns, track.end_ns, track.detail)), strict=True)
+    assert [(track.names[name], begin, end, track.details[chain]) for name, begin, end, chain in rows] == EXPECTED
     assert track.title == "critical path of client (pid 1, tid 1)"
 
 
-def test_a_path_in_perfetto(profile: Profile, track: PathTrack) -> None:
+def test_a_path_in_perfetto(profile: Profile, track: Lane) -> None:
     found = [one for one in read(profile, path=track).slices if one.track == track.title]
     assert [(one.name, one.begin, one.end, one.details["through"]) for one in found] == EXPECTED
     assert {(one.depth, one.weight) for one in found} == {(0, None)}, "segments lie side by side"
 
 
-def test_a_path_in_a_chrome_trace(profile: Profile, track: PathTrack) -> None:
+def test_a_path_in_a_chrome_trace(profile: Profile, track: Lane) -> None:
     parsed = json.loads(converted("chrome-trace", profile, path=track), parse_float=Decimal)
     origin = int(parsed["otherData"]["origin_ns"])
     found = [
@@ -143,7 +144,7 @@ def test_a_path_in_a_chrome_trace(profile: Profile, track: PathTrack) -> None:
     assert sum(one["dur"] * 1000 for one in waits) == int(profile.samples.period.sum())
 
 
-def test_a_path_in_firefox(profile: Profile, track: PathTrack) -> None:
+def test_a_path_in_firefox(profile: Profile, track: Lane) -> None:
     parsed = json.loads(converted("firefox", profile, path=track), parse_float=Decimal)
     thread = parsed["threads"][-1]
     assert thread["name"] == track.title and len(parsed["threads"]) - 1 in parsed["meta"]["initialVisibleThreads"]

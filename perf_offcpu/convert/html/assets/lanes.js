@@ -26,10 +26,10 @@ function laneView(rec, place, state) {
 
   // ---- which lanes -------------------------------------------------------------------------------------
 
-  /** Order the lanes: the critical path, then threads with samples, perhaps below their processes. */
+  /** Order the lanes: the critical path, then threads with samples, perhaps below their processes, then tasks. */
   function arrange() {
-    const path = rec.data.path ? [{ track: NONE, tracks: [], path: rec.data.path, name: rec.data.path.title }] : [];
-    view.lanes = [...path, ...threadLanes()];
+    const laneOf = (path) => ({ track: NONE, tracks: [], path, name: path.title });
+    view.lanes = [...(rec.data.path ? [laneOf(rec.data.path)] : []), ...threadLanes(), ...rec.data.tasks.map(laneOf)];
   }
 
   function threadLanes() {

@@ -112,8 +112,11 @@ async function openPage() {
 
   function pathLines(path, time) {
     const at = lanes.segmentAt(path, time);
-    if (at < 0) return [path.title];
-    return [path.names[path.name[at]], `for ${rounded(path.end[at] - path.begin[at], "ns")}`, `through ${path.chains[path.chain[at]]}`, path.title];
+    const title = path === data.path ? path.title : `task of pid ${path.pid}, as it was read now and then: ${path.title}`;
+    if (at < 0) return [title];
+    const detail = path.details[path.detail[at]];
+    const lines = detail ? [path === data.path ? `through ${detail}` : detail] : [];
+    return [path.names[path.name[at]], `for ${rounded(path.end[at] - path.begin[at], "ns")}`, ...lines, title];
   }
 
   function laneLines(lane) {
@@ -201,10 +204,13 @@ async function openPage() {
       chip.addEventListener("click", () => toggleClass(label));
       return chip;
     }));
-    const shown = ranked(sums).some((at) => rec.keys[key].labels[at] === "runqueue");
+    const labels = ranked(sums).map((at) => rec.keys[key].labels[at]);
+    const shown = labels.includes("runqueue");
     element("lanelegend").replaceChildren(
       ...(shown ? [] : [legendItem([classColour("runqueue", dark)], "waits for a CPU")]),
       legendItem([dark ? "rgb(42 52 46)" : "rgb(226 235 226)"], rec.columns.length ? "running, or waits not drawn" : "running, tinted by short waits and waits for a CPU"),
+      ...[...new Set(data.tasks.flatMap((task) => task.kinds))].filter((kind) => rec.classes.includes(kind) && !labels.includes(kind))
+        .map((kind) => legendItem([classColour(kind, dark)], `${kind}, of tasks alone`)),
       ...(data.path ? [legendItem([runningColour(dark)], "running, on the critical path")] : []),
       ...(rec.moments[rec.tracks] > rec.moments[0] ? [legendItem([dark ? "rgb(255 196 120)" : "rgb(150 70 0)"], data.moment)] : []));
   }

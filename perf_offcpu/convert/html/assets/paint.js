@@ -177,7 +177,7 @@ function lanePainter(rec, view, state) {
     for (let at = 0; at < width; at++) for (let i = 0; i < 3; i++) data[offset + at * 4 + i] = mean[at * 3 + i];
   }
 
-  /** Paint a critical path: its segments by what their threads did. */
+  /** Paint a critical path, or a task: its segments by what their threads, or it, did. */
   function paintPath(path, data, offset, width) {
     [target, base, pixels, current] = [data, offset, width, NONE];
     for (let at = 0; at < pixels; at++) {
@@ -185,8 +185,9 @@ function lanePainter(rec, view, state) {
       data[offset + at * 4 + 3] = 255;
     }
     const scale = width / (view.to - view.from);
+    const codes = pathCodes.get(path);
     for (let at = segmentAt(path, view.from, true); at < path.begin.length && path.begin[at] < view.to; at++) {
-      stroke((path.begin[at] - view.from) * scale, (path.end[at] - view.from) * scale, pathCodes[path.name[at]]);
+      stroke((path.begin[at] - view.from) * scale, (path.end[at] - view.from) * scale, codes[path.name[at]]);
     }
     flush();
   }
@@ -201,8 +202,9 @@ function lanePainter(rec, view, state) {
     return next || (low < path.begin.length && path.begin[low] <= time) ? low : NONE;
   }
 
-  const pathCodes = rec.data.path ? rec.data.path.kinds.map((kind) =>
-    ({ running: PATH_RUNNING, "not recorded": PATH_UNKNOWN, runnable: rec.runqueue }[kind] ?? rec.classes.indexOf(kind))) : [];
+  const codeOf = (kind) =>
+    ({ running: PATH_RUNNING, "not recorded": PATH_UNKNOWN, runnable: rec.runqueue }[kind] ?? rec.classes.indexOf(kind));
+  const pathCodes = new Map([rec.data.path, ...rec.data.tasks].map((path) => [path, path ? path.kinds.map(codeOf) : []]));
 
   return {
     paint, paintProcess, paintPath, segmentAt,
