@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of losses, and the tables of Documentation/losses.md, which are made of it. After a change to the table:
-`.venv/bin/python tests/unit/test_losses.py`"""
+"""The table of losses: a row for each cause, with its sentence."""
 
 from pathlib import Path
 
@@ -10,29 +9,6 @@ from perf_offcpu.collect.bpf.header import read_header
 from perf_offcpu.losses import CAUSES, LossCause, Losses, Stage
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "Documentation" / "losses.md"
-
-
-def table(stage: Stage) -> str:
-    causes = [row for row in CAUSES.values() if row.stage is stage]
-    said_by_title = {Stage.NAMES: "no name: ", Stage.LINES: "no source lines: "}.get(stage, "")
-    rows = [f"| `{row.name}`{mark(row)} | {str(row).removeprefix(said_by_title)} |" for row in causes]
-    return f"## {stage.value}\n\n" + "\n".join(["| name | lost; remedy |", "|---|---|", *rows]) + "\n"
-
-
-def mark(row: LossCause) -> str:
-    if not row.is_loss and row.stage in (Stage.BPF, Stage.RECORDER):
-        return "‡"
-    return "†" if row.in_last_line else ""
-
-
-def page() -> str:
-    introduction = PAGE.read_text().partition("## ")[0]
-    return introduction + "\n".join(map(table, Stage))
-
-
-def test_the_page_shows_the_table() -> None:
-    assert PAGE.read_text() == page(), __doc__
 
 
 def test_each_counter_of_the_bpf_program_has_a_row() -> None:
@@ -66,7 +42,3 @@ def test_counting() -> None:
     counters.add(losses.NO_END)
     counters.add(losses.BAD_SIZE, 2)
     assert list(losses.by_text(counters).items()) == [(losses.BAD_SIZE, 2), (losses.NO_END, 1)]
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page())

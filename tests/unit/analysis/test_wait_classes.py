@@ -9,17 +9,23 @@ from builders.examples import examples
 from builders.profile import Code, ProfileBuilder, classes_of, kernel, stack
 
 from perf_offcpu.abi.syscalls import syscall_number
+from perf_offcpu.analysis.classes import wait_classes
 from perf_offcpu.analysis.classes.classify import classify
+from perf_offcpu.analysis.classes.wait_classes import CLASSES, ClassRow, WaitClass, Work
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.symbolize.options import SymbolizeOptions
 from perf_offcpu.symbolize.symbolizer import symbolize
+from perf_offcpu.tables import read_table
 
 TESTS = Path(__file__).resolve().parents[2]
 DATA = TESTS / "data"
 FUTEX = 202
 NONE, UNKNOWN = -1, -2
 S, D, I = 1, 2, 0x402  # noqa: E741
+
+COLOURS = "transparent grey darkgrey purple magenta red lightred lightblue blue green orange yellow brown".split()
+"""What Firefox profiler can paint a category in (GraphColor in its src/types/profile.ts)."""
 
 
 def class_of(path: list[str | Code], syscall: int = UNKNOWN, state: int = S, **columns: object) -> str:
@@ -100,3 +106,15 @@ WAITS_FOR_THE_START = (
     *SLEEPERS,
     *("burner", "pipe-reader", "poller", "short-sleeper", "stuck-reader", "syncer", "waiter"),
 )
+
+
+def test_rows_are_whole() -> None:
+    assert [int(class_) for class_ in WaitClass] == list(range(len(WaitClass)))
+    assert [heading for heading, _ in read_table(wait_classes.__file__)] == [class_.label for class_ in WaitClass]
+    assert {class_.row.work for class_ in WaitClass} <= set(Work)
+    assert CLASSES[-1] is WaitClass.OTHER and set(CLASSES) == set(WaitClass)
+    colours = [class_.row.colour for class_ in WaitClass]
+    assert set(colours) <= set(COLOURS) - {"yellow", "orange"}, "those are of code in user space and kernel"
+    assert len(set(colours)) >= min(len(colours), 10), "take a colour that no class has before sharing one"
+    with pytest.raises(TypeError):
+        ClassRow("without a colour")  # type: ignore[call-arg]

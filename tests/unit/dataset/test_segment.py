@@ -17,6 +17,7 @@ from builders.program import run
 
 from perf_offcpu.dataset.content import content_of
 from perf_offcpu.dataset.dataset import Dataset, open_dataset
+from perf_offcpu.dataset.parquet import arrow_schema
 from perf_offcpu.dataset.rows import Gap, host_of, span_of
 from perf_offcpu.dataset.schema import TABLES
 from perf_offcpu.dataset.segment import write_segment
@@ -165,3 +166,12 @@ def test_an_unknown_store_is_one_sentence(url: str) -> None:
     assert done.stderr.startswith(f"perf-offcpu convert: {url}: ") and done.stderr.count("\n") == 1
     done = run("convert", "--folded", "-j", "2", "-i", RECORDINGS["vm"], status=None)
     assert "--jobs is for --parquet alone" in done.stderr
+
+
+def test_every_column_has_a_type_of_arrow_and_is_there_once() -> None:
+    for table, columns in TABLES.items():
+        schema = arrow_schema(table)
+        assert [field.name for field in schema] == [column.name for column in columns]
+        assert len(set(schema.names)) == len(schema.names)
+        assert [field.nullable for field in schema] == [column.nullable for column in columns]
+        assert not [field for field in schema if str(field.type).startswith("uint")], "Spark has no such type"
