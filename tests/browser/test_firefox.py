@@ -117,8 +117,7 @@ def test_waits_are_markers_with_details_and_stack(ask: Ask) -> None:
     marker = ask("thread", "markers", "--thread", "t-0", "--list")["flatMarkers"][0]
     assert (marker["name"], marker["duration"]) == ("lock", 4)
     told = ask("marker", "info", marker["handle"])
-    details = {one["label"]: one["formattedValue"] for one in told["fields"]}
-    assert details == {
+    assert {one["label"]: one["formattedValue"] for one in told["fields"]} == {
         "Function": "futex_wait", "System call": "futex", "State": "interruptible sleep",
         "Woken by": "writer (pid 100, tid 102)", "Run-queue delay": "1.500μs", "Waker's stack": "main;handle",
     }  # fmt: skip

@@ -33,8 +33,7 @@ def middle(box: dict[str, Any]) -> tuple[float, float]:
 
 def colour_at(browser: Browser, box: dict[str, Any], part: float) -> list[int]:
     """Return red, green, blue near the upper edge of a frame, where no text is."""
-    script = javascript("colour_at")
-    found: list[int] = browser.run(script, box["x"] + part * box["width"], box["y"] + 1)
+    found: list[int] = browser.run(javascript("colour_at"), box["x"] + part * box["width"], box["y"] + 1)
     return found
 
 
@@ -57,8 +56,7 @@ def shown(show: Show) -> Profile:
 def test_widths_are_weights(browser: Browser, shown: Profile) -> None:
     drawn = boxes(browser)
     whole = drawn["all"]["width"]
-    shares = {label: round(box["width"] / whole, 3) for label, box in drawn.items()}
-    assert shares == {
+    assert {label: round(box["width"] / whole, 3) for label, box in drawn.items()} == {
         "all": 1.0, "logger": 0.1, "[missed stack]": 0.1, "server": 0.9, "main": 0.9, "handle": 0.6,
         "read": 0.6, "io_wait": 0.6, "idle": 0.3, "timer_wait": 0.3,
     }  # fmt: skip
@@ -173,8 +171,7 @@ def test_hostile_names_stay_text(browser: Browser, show: Show) -> None:
 
 
 def test_the_policy_stops_scripts_and_network(browser: Browser, shown: Profile) -> None:
-    script = javascript("blocked")
-    answer, hacked, blocked = browser.run(script)
+    answer, hacked, blocked = browser.run(javascript("blocked"))
     assert (answer, hacked) == ("refused", "undefined")
     assert blocked == ["connect-src", "img-src", "script-src-elem"]
     assert any("violates the following Content Security Policy" in message for message in browser.console())

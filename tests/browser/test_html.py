@@ -66,20 +66,17 @@ def shown(show: Show) -> Profile:
 
 def press(browser: Browser, selector: str) -> None:
     """Click on an element, wherever it is in the window."""
-    script = javascript("press")
-    browser.click(*browser.run(script, selector))
+    browser.click(*browser.run(javascript("press"), selector))
 
 
 def place(browser: Browser, tid: int, at_ns: float) -> tuple[float, float]:
     """Return where a thread's lane shows a time (ns since the origin)."""
-    script = javascript("place")
-    x, y = browser.run(script, tid, at_ns)
+    x, y = browser.run(javascript("place"), tid, at_ns)
     return x, y
 
 
 def drag(browser: Browser, begin: tuple[float, float], end: tuple[float, float]) -> None:
-    script = javascript("drag")
-    browser.run(script, *begin, *end, False)
+    browser.run(javascript("drag"), *begin, *end, False)
     browser.settle()
 
 
@@ -182,8 +179,7 @@ def test_extreme_values(browser: Browser, show: Show, seed: int) -> None:
         )  # fmt: skip
     profile = builder.build()
     show(profile)
-    script = javascript("extremes")
-    assert browser.run(script) == str(int(profile.samples.period.sum()))
+    assert browser.run(javascript("extremes")) == str(int(profile.samples.period.sum()))
 
 
 def test_weights_above_2_to_53_stay_exact(browser: Browser, show: Show) -> None:
@@ -309,8 +305,7 @@ def test_wheel_zooms_and_pans(browser: Browser, shown: Profile) -> None:
 
 
 def test_fingers_pan_and_zoom(browser: Browser, shown: Profile) -> None:
-    script = javascript("fingers")
-    before, panned, zoomed, selected = browser.run(script)
+    before, panned, zoomed, selected = browser.run(javascript("fingers"))
     assert panned[0] > before[0] and panned[1] - panned[0] == pytest.approx(before[1] - before[0])
     assert zoomed[1] - zoomed[0] == pytest.approx((panned[1] - panned[0]) / 3, rel=0.01) and selected is None
 
@@ -484,13 +479,11 @@ def test_screens(browser: Browser, show: Show, size: tuple[int, int]) -> None:
     assert wide[0] <= wide[1], "nothing is wider than the screen"
     x, _ = place(browser, 101, 40 * MS)
     assert 0 < x < size[0]
-    hidden = javascript("hidden")
-    assert browser.run(hidden) == []
+    assert browser.run(javascript("hidden")) == []
 
 
 def test_names_for_screen_readers(browser: Browser, shown: Profile) -> None:
-    nameless = javascript("nameless")
-    assert browser.run(nameless) == [] and browser.run("return document.documentElement.lang") == "en"
+    assert browser.run(javascript("nameless")) == [] and browser.run("return document.documentElement.lang") == "en"
 
 
 def test_paper_shows_lanes_flame_graph_and_table(browser: Browser, show: Show) -> None:

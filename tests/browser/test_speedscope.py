@@ -66,8 +66,7 @@ def sandwich(browser: Browser) -> dict[str, tuple[str, str]]:
 
 def colours(browser: Browser) -> int:
     """Return the number of colours of the picture: an empty chart has few."""
-    script = javascript("speedscope_colours")
-    return int(browser.run_async(script, browser.picture()))
+    return int(browser.run_async(javascript("speedscope_colours"), browser.picture()))
 
 
 def small() -> Profile:

@@ -16,8 +16,7 @@ kept: Path | None = None
 def build(source: str | Path, program: Path, *flags: str) -> Path:
     """Compile a C or C++ file, or link one of C++, in tests/workload where the path is relative."""
     path = WORKLOAD / source
-    compiler = "g++" if path.suffix in (".cpp", ".o") else "gcc"
-    command = [compiler, *flags, "-pthread"]
+    command = ["g++" if path.suffix in (".cpp", ".o") else "gcc", *flags, "-pthread"]
     if kept is None:
         subprocess.run([*command, "-o", program, path], check=True, timeout=300)
         return program

@@ -18,8 +18,7 @@ from perf_offcpu.model.recording import Recording
 
 
 def header_at(*names: str) -> int:
-    at = FILE_HEADER.offset(names[0])
-    return at + (SECTION.offset(names[1]) if len(names) > 1 else 0)
+    return FILE_HEADER.offset(names[0]) + (SECTION.offset(names[1]) if len(names) > 1 else 0)
 
 
 @dataclass
@@ -47,8 +46,7 @@ class Damaged:
         """Change a field of an event's attr; `ids_offset` and `ids_size` are what follows it."""
         begin, stride = self.u64(header_at("attrs", "offset")), self.u64(header_at("attr_size"))
         at = begin + number * stride
-        places = {"ids_offset": stride - 16, "ids_size": stride - 8}
-        offset = places.get(name)
+        offset = {"ids_offset": stride - 16, "ids_size": stride - 8}.get(name)
         size = 4 if name in ("type", "size") else 8
         return self.put(at + (ATTR.offset(name) if offset is None else offset), value, size)
 

@@ -184,8 +184,7 @@ def recording_of_events(directory: Path, count: int) -> Path:
     sampled = SampleType.IDENTIFIER | SampleType.TID | SampleType.TIME
     attr = Attr(type=PerfType.SOFTWARE, size=128, sample_type=sampled, flags=AttrFlag.SAMPLE_ID_ALL)
     events = [EventSpec(attr, f"event{row}", (1000 + row,)) for row in range(count)]
-    samples = [sample(spec, pid=70, tid=70, time=5000) for spec in events]
-    return write(directory / "perf.data", events, samples)
+    return write(directory / "perf.data", events, [sample(spec, pid=70, tid=70, time=5000) for spec in events])
 
 
 def test_an_archive_holds_the_recording_that_a_link_leads_to_and_no_link(tmp_path: Path) -> None:
@@ -212,8 +211,7 @@ def test_offcpu_py_takes_nothing_from_the_directory_above_a_checkout(tmp_path: P
     packages.mkdir(parents=True)
     (packages / "numpy.py").write_text("raise SystemExit('numpy of another user')")
     command = [sys.executable, "-I", "-S", checkout / "scripts" / "offcpu.py"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert "cannot import numpy" in done.stderr
+    assert "cannot import numpy" in subprocess.run(command, capture_output=True, text=True, check=False).stderr
 
 
 ZOO = recordings()

@@ -125,8 +125,7 @@ def test_an_off_cpu_payload_that_is_far_too_long(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [0, 2, 2**61, 2**64 - 1])
 def test_a_deferred_callchain_longer_than_its_record(word: int, value: int) -> None:
     """perf 7.2 dies of it. Word 8 is the cookie, with which nothing can be merged if it is wrong."""
-    damaged = Damaged.of(zoo.deferred_chains()).put_record(R.CALLCHAIN_DEFERRED, word, value)
-    recording = damaged.read()
+    recording = Damaged.of(zoo.deferred_chains()).put_record(R.CALLCHAIN_DEFERRED, word, value).read()
     assert len(recording.samples) == 3
     unmerged = (recording.samples.flags & SampleFlag.UNMERGED) != 0
     if word == 8 and value == 2:
@@ -158,8 +157,7 @@ def test_a_blob_longer_than_the_file(kind: RecordType, size: int, tmp_path: Path
         sample(TRACKER, 1, pid=70, tid=70, time=4000, period=10, callchain=CHAIN),
         frame_record(kind, 0, payload if kind == R.AUXTRACE else payload[:8]),
     ])  # fmt: skip
-    recording = load_recording(path)
-    assert periods(recording) == {"cpu-clock": [10]}
+    assert periods(load_recording(path)) == {"cpu-clock": [10]}
 
 
 def test_a_blob_is_passed_over(tmp_path: Path) -> None:
@@ -196,8 +194,7 @@ def test_times_that_are_none(time: int, tmp_path: Path) -> None:
 
 def test_times_that_run_backwards_are_put_in_order(tmp_path: Path) -> None:
     late = [sample(TRACKER, 1, pid=70, tid=70, time=9000 - at, period=at) for at in range(5)]
-    recording = load(tmp_path, *late)
-    assert recording.samples.time_ns.tolist() == [4000, 5000, 8996, 8997, 8998, 8999, 9000]
+    assert load(tmp_path, *late).samples.time_ns.tolist() == [4000, 5000, 8996, 8997, 8998, 8999, 9000]
 
 
 @pytest.mark.parametrize("name", [b"a\x1b[31mb", b"a\xff\xfe", b"a\nb;c", b"\x61\xff\xfe\x00"])
@@ -222,8 +219,7 @@ def test_sample_bits_that_nobody_knows() -> None:
     """What is before them can be read; perf goes on likewise."""
     damaged = Damaged.of()
     damaged.put_attr(0, "sample_type", int(TRACKER.attr.sample_type) | 1 << 40)
-    recording = damaged.read()
-    assert periods(recording) == SOUND
+    assert periods(damaged.read()) == SOUND
 
 
 @pytest.mark.parametrize("bare", [

@@ -21,7 +21,6 @@ from kernel.others import NOBODY, reachable
 
 from perf_offcpu.decode.load import load_recording
 
-PARTS = ("unit", "golden", "roundtrip", "corrupt")
 WRONG_NAME = "name_of_a_debug_file_of_this_machine"
 # $1: the directory of debug files and home; then the command.
 ENTER = """
@@ -96,7 +95,7 @@ def outcomes(place: Path, name: str, environment: dict[str, str], rights: str, a
     if "setpriv" in rights:
         shutil.chown(scratch, 65534, 65534)
     results = scratch / "results.xml"
-    parts = shlex.join(str(TESTS / part) for part in PARTS)
+    parts = shlex.join(str(TESTS / part) for part in ("unit", "golden", "roundtrip", "corrupt"))
     last = "--last-failed --last-failed-no-failures none" if again else ""
     cache = place / name / "cache"
     run = RUN.format(

@@ -32,7 +32,6 @@ from perf_offcpu.fleet.selection import Selection, baseline
 from perf_offcpu.fleet.tables import open_tables
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.filterwarnings("default")]
-MASTER = os.environ.get("PERF_OFFCPU_SPARK", "spark:local-cluster[2,1,1500]")
 CLASSES = ("lock", "disk", "runqueue", "sleep", None)
 STACKS = [[], ["main", "read", "io_schedule_[k]"], ["main", "lock"], ["main", "öß", "futex_wait_[k]"]]
 OBJECTS = (None, "/var/log/x", "a*b", "10.0.0.7:53", "[x]", "x\\y'z", 'say "hi"')
@@ -41,7 +40,7 @@ OBJECTS = (None, "/var/log/x", "a*b", "10.0.0.7:53", "[x]", "x\\y'z", 'say "hi"'
 @pytest.fixture(scope="module")
 def engines() -> Iterator[tuple[Engine, Engine]]:
     os.environ["PYSPARK_SUBMIT_ARGS"] = "--conf spark.sql.shuffle.partitions=2 pyspark-shell"
-    spark = connect(MASTER)
+    spark = connect(os.environ.get("PERF_OFFCPU_SPARK", "spark:local-cluster[2,1,1500]"))
     yield connect(), spark
     spark.backend.disconnect()
 
@@ -160,7 +159,6 @@ def test_heaviest_stacks_of_a_service(engines: tuple[Engine, Engine], dataset: P
     documents = []
     for engine in engines:
         began = time.monotonic()
-        tables = open_tables(place, engine)
-        documents.append(stacks(select(tables, Selection(labels={"service": (service,)}))))
+        documents.append(stacks(select(open_tables(place, engine), Selection(labels={"service": (service,)}))))
         print(f"{engine.name}: {time.monotonic() - began:.1f} s")
     assert documents[0] == documents[1] and documents[0]["rows"]

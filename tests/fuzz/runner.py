@@ -37,8 +37,7 @@ def run(args: argparse.Namespace, check: Check, data_of: Callable[[int], bytes])
         return 0
     begin, failures, longest = time.monotonic(), Counter[str](), (0.0, 0)
     numbers = range(args.seed, args.seed + args.count)
-    fork = multiprocessing.get_context("fork")
-    with fork.Pool(args.jobs, _bound, (args.memory << 20,)) as pool:
+    with multiprocessing.get_context("fork").Pool(args.jobs, _bound, (args.memory << 20,)) as pool:
         for number, name, seconds, raised in pool.imap_unordered(partial(_outcome, check), numbers, 50):
             longest = max(longest, (seconds, number))
             problem = f"took {seconds:.1f} s" if seconds > args.seconds else raised

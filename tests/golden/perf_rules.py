@@ -13,9 +13,6 @@ KERNEL = "[kernel.kallsyms]"
 UNKNOWN = "[unknown]"
 DUMMY_TIME = "18446744069.414584"  # times of sums as perf prints them: ~0 << 32 ns and the like
 
-HEAD_FIELDS = ("comm", "tid", "cpu", "time", "period", "event")
-FRAME_FIELDS = ("ip", "sym", "dso")
-
 
 @dataclass(frozen=True)
 class Difference:
@@ -155,7 +152,7 @@ def has_exited(recording: Recording, tid: int, time: str) -> bool:
 
 def differences(recording: Recording, perf: Printed, ours: Printed) -> Iterator[Difference]:
     exited = has_exited(recording, perf.tid, ours.time)
-    for name in HEAD_FIELDS:
+    for name in ("comm", "tid", "cpu", "time", "period", "event"):
         if getattr(perf, name) is not None and getattr(perf, name) != getattr(ours, name):
             yield Difference(name, perf, ours, exited)
     for index in range(max(len(perf.frames), len(ours.frames))):
@@ -164,7 +161,7 @@ def differences(recording: Recording, perf: Printed, ours: Printed) -> Iterator[
         elif index >= len(perf.frames):
             yield Difference("extra", perf, ours, exited, index)
         else:
-            for name in FRAME_FIELDS:
+            for name in ("ip", "sym", "dso"):
                 if getattr(perf.frames[index], name) != getattr(ours.frames[index], name):
                     yield Difference(name, perf, ours, exited, index)
 

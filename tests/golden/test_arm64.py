@@ -115,8 +115,7 @@ def test_every_wait_of_the_program_reaches_its_root(symfs: Path) -> None:
 def test_return_addresses_in_the_copies_are_signed() -> None:
     """Otherwise the tests above show less than they say."""
     recording = load_recording(COPIES / "own.data", snapshots=True)
-    rows = np.arange(len(recording.snapshots))
-    words = recording.snapshots.read_stacks(rows).words
+    words = recording.snapshots.read_stacks(np.arange(len(recording.snapshots))).words
     user = recording.maps.end < np.uint64(1 << 63)
     bits = int(recording.maps.end[user].max() - np.uint64(1)).bit_length()
     code = words & np.uint64((1 << bits) - 1)

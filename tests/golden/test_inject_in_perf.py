@@ -157,8 +157,7 @@ def test_functions_with_all_that_they_call(name: str, tmp_path: Path, symbols: S
 
 def expected_once(profile: Profile, symbol: str) -> bool:
     """Return True if only one object has a function of this name: perf sums over objects."""
-    row = profile.strings.find(symbol)
-    return len(np.unique(profile.frames.dso[profile.frames.symbol == row])) == 1
+    return len(np.unique(profile.frames.dso[profile.frames.symbol == profile.strings.find(symbol)])) == 1
 
 
 def _children(text: str) -> dict[str, dict[str, tuple[str, str]]]:

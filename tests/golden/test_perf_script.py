@@ -126,8 +126,7 @@ def test_each_thread_has_its_own_waits(symfs: Path) -> None:
     rounds: Counter[str] = Counter()
     for wait in waits:
         functions = {frame.sym.partition("+")[0] for frame in wait.frames if frame.dso == BLOCKER}
-        entered = functions & set(ENTRIES.values())
-        assert entered <= {ENTRIES.get(wait.comm)}, wait
+        assert functions & set(ENTRIES.values()) <= {ENTRIES.get(wait.comm)}, wait
         # Of t_deep's more than 100 frames, 32 are recorded, which do not reach it.
         rounds[wait.comm] += bool(functions & {ENTRIES.get(wait.comm), "recurse_then_sleep"})
     once_a_round = dict.fromkeys(("sleeper", "deep", "reader", "writer", "poller"), 10)

@@ -19,8 +19,6 @@ from perf_offcpu.commands.agent import config_of
 from perf_offcpu.commands.shared.parsers import make_parsers
 from perf_offcpu.convert.registry import FORMATS
 
-RECORDING = TOP / "tests" / "data" / "demo.data"
-COPIES = ("perf.data", "old.data", "run1.data", "run2.data", "web1.data", "web2.data")
 READING = [command for command in shown().values() if not (records(command) or delivers(command))]
 VIEWS = [command for command in of_views() if not delivers(command)]
 COMMANDS = list(dict.fromkeys([*READING, *VIEWS]))
@@ -30,8 +28,8 @@ DELIVERING = {where: command for where, command in shown().items() if delivers(c
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     """Make a directory with the recordings that the examples name, and scripts/ of the checkout."""
-    for name in COPIES:
-        shutil.copy(RECORDING, tmp_path / name)
+    for name in ("perf.data", "old.data", "run1.data", "run2.data", "web1.data", "web2.data"):
+        shutil.copy(TOP / "tests" / "data" / "demo.data", tmp_path / name)
     (tmp_path / "scripts").symlink_to(TOP / "scripts")
     return tmp_path
 
@@ -118,8 +116,7 @@ def test_all_doors_give_the_same(name: str, here: Path, monkeypatch: pytest.Monk
     wanted = by_convert([f"--{name}"], here / "wanted")
     inside = ["perf", "script", "-f", "-i", "demo.data", "-s", str(SCRIPT), "--", f"--{name}", *SYMBOLS]
     run_perf(*inside, "inside", cwd=here)
-    by_hand = [str(SCRIPT), "-f", "-i", "demo.data", f"--{name}", *SYMBOLS, "by-hand"]
-    monkeypatch.setattr(sys, "argv", by_hand)
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "-f", "-i", "demo.data", f"--{name}", *SYMBOLS, "by-hand"])
     monkeypatch.setattr(sys, "path", [*sys.path])
     with pytest.raises(SystemExit) as stop:  # in a process of its own in the test of selections
         runpy.run_path(str(SCRIPT), run_name="__main__")

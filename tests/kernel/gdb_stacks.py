@@ -90,8 +90,7 @@ def _unwound(threads: list[list[Any]], maps: bytes) -> list[Stop]:
     masks = np.full(len(threads), sum(1 << bit for bit in _BITS), np.uint64)
     snapshots = Snapshots(masks, Ragged.from_lists(registers), Ragged.from_lists(stacks))
     unwinder = Unwinder(_recording(maps), Search())
-    rows = np.arange(len(threads))
-    found = unwinder.unwind(snapshots, rows, np.zeros(len(threads), np.int32))
+    found = unwinder.unwind(snapshots, np.arange(len(threads)), np.zeros(len(threads), np.int32))
     return [Stop(row[2], found.chains.row(n).tolist(), End(int(found.ends[n]))) for n, row in enumerate(threads)]
 
 

@@ -173,8 +173,7 @@ def name_of_any_bytes(ready: Callable[[], None]) -> None:
 def short_lives(ready: Callable[[], None]) -> None:
     ready()
     while True:
-        pids = [os.posix_spawn("/bin/true", ["true"], {}) for _ in range(8)]
-        for pid in pids:
+        for pid in [os.posix_spawn("/bin/true", ["true"], {}) for _ in range(8)]:
             os.waitpid(pid, 0)
 
 

@@ -31,7 +31,6 @@ from perf_offcpu.collect.events import perf_event
 
 pytestmark = pytest.mark.beside
 
-OF_EACH_TIME = {"id", "btf_id"}
 REFUSED = bytes.fromhex("9500000000000000")  # exit without a result
 SMALL = OffCpuConfig(objects=False, budget=False)  # takes half of the time to compile
 
@@ -82,7 +81,7 @@ def parts(recipe: Recipe, cache: ProgramCache | None) -> tuple[Any, Any]:
 
 
 def told(info: Any) -> dict[str, Any]:
-    names = {name for name, *_ in info._fields_} - OF_EACH_TIME
+    names = {name for name, *_ in info._fields_} - {"id", "btf_id"}
     return {name: getattr(info, name) for name in names}
 
 

@@ -41,8 +41,7 @@ def test_every_wait_is_a_sample_with_its_time_state_and_call(napper: Path, in_sw
     for tally in tallies:
         own = [w for w in waits if (w.pid, w.tid, w.syscall) == (tally.pid, tally.tid, tally.syscall)]
         balance.check(tally, len(own), sum(w.ns for w in own))
-        state = 2 if tally.kind == "vfork" else 1
-        assert {w.state & 0xFF for w in own} <= {state}
+        assert {w.state & 0xFF for w in own} <= {2 if tally.kind == "vfork" else 1}
     assert {t.kind for t in tallies} == {"nap", "blink", "futex", "pipe", "vfork", "spin", "child"}
     assert all(t.preemptions for t in tallies if t.kind == "spin")  # and none of them is a wait
     assert all((w.kind, w.flags & ~2, w.count) == (1, 0, 1) for w in waits)

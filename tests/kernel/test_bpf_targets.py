@@ -42,8 +42,7 @@ def test_everybody_is_recorded_but_kernel_threads_and_idle_cpus(napper: Path) ->
     one.end()
     other.end()
     for tally in tallies:
-        own = [w for w in waits if (w.tid, w.syscall) == (tally.tid, tally.syscall)]
-        assert len(own) == tally.waits
+        assert len([w for w in waits if (w.tid, w.syscall) == (tally.tid, tally.syscall)]) == tally.waits
     assert not ({w.tid for w in waits} & (kernel_threads | {0}))
 
 

@@ -107,8 +107,7 @@ def test_loops_have_the_instruction_from_linux_6_9_on(monkeypatch: pytest.Monkey
     number = re.match(r"(\d+)\.(\d+)", os.uname().release)
     assert number
     assert kernel_facts.has_may_goto() or (int(number[1]), int(number[2])) < (6, 9)
-    seen = load_all(OffCpuConfig(), monkeypatch)
-    assert any(one.loops for one in seen.values()) == kernel_facts.has_may_goto()
+    assert any(one.loops for one in load_all(OffCpuConfig(), monkeypatch).values()) == kernel_facts.has_may_goto()
 
 
 @pytest.mark.long

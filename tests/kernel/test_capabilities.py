@@ -67,8 +67,7 @@ def works(without: str, napper: int, cwd: Path) -> set[str]:
     if process.returncode:
         return set()
     recording = load_recording(cwd / "perf.data")
-    space = np.flatnonzero(recording.spaces.pid == napper)
-    dsos = recording.maps.dso[np.isin(recording.maps.space, space)]
+    dsos = recording.maps.dso[np.isin(recording.maps.space, np.flatnonzero(recording.spaces.pid == napper))]
     names = {recording.strings[path]: recording.strings[build_id] for path, build_id in zip(
         recording.dsos.path[dsos].tolist(), recording.dsos.build_id[dsos].tolist(), strict=True)}  # fmt: skip
     facts = {

@@ -117,8 +117,7 @@ def own_ids(pid: int) -> dict[str, str]:
 
 
 def assert_named(text: str, box: Box) -> None:
-    ids = re.findall(rf" {box.pid}/(\d+) +container={box.container} nspid=(\S+) ", text)
-    assert dict(ids) == own_ids(box.pid)
+    assert dict(re.findall(rf" {box.pid}/(\d+) +container={box.container} nspid=(\S+) ", text)) == own_ids(box.pid)
     functions = set(re.findall(rf"(\S+) \({re.escape(box.program)}\)", text))
     assert {"wait_for_start", "run_worker"} <= functions and not any(name.startswith("wrong_") for name in functions)
 
@@ -159,7 +158,5 @@ def test_from_inside_a_pod_with_the_pids_of_the_host(form: str, request: pytest.
     inside = f"{mounts}; mount -o remount,bind,ro /; cd {tmp_path}; exec {rights} "
     pod = ["unshare", "--mount", "--uts", "sh", "-ec", inside + '"$@"', "sh", *PROGRAM]
     subprocess.run([*pod, "record", "-p", str(box.pid), "--duration", "0.4"], check=True, timeout=120)
-    fields = "pid,tid,container,nspid,ip,sym,dso"
-    words = [*pod, "script", "--container", box.container, "-F", fields]
-    text = subprocess.run(words, check=True, timeout=120, capture_output=True, text=True).stdout
-    assert_named(text, box)
+    words = [*pod, "script", "--container", box.container, "-F", "pid,tid,container,nspid,ip,sym,dso"]
+    assert_named(subprocess.run(words, check=True, timeout=120, capture_output=True, text=True).stdout, box)

@@ -117,8 +117,7 @@ def test_sums_of_programs_as_debian_ships_them_reach_the_root(path: str, request
 
 def test_few_stacks_are_copied(python_waits: Path) -> None:
     recording = load_recording(python_waits, snapshots=True)
-    is_sum = recording.samples.has(SampleFlag.AGGREGATED)
-    waits = int(recording.samples.count[is_sum].sum())
+    waits = int(recording.samples.count[recording.samples.has(SampleFlag.AGGREGATED)].sum())
     assert waits > 100  # some 1000 where nothing else runs
     assert len(recording.snapshots) < min(150, 0.75 * waits)
 

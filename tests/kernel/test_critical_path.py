@@ -46,8 +46,7 @@ for _ in range({REQUESTS}):
 
 
 def test_the_time_of_a_client_is_that_of_the_servers_behind_it(tmp_path: Path) -> None:
-    options = ["-q", "--off-cpu-thresh", "0", "-F", "999"]
-    run(*options, "--", sys.executable, "-c", CHAIN, cwd=tmp_path)
+    run("-q", "--off-cpu-thresh", "0", "-F", "999", "--", sys.executable, "-c", CHAIN, cwd=tmp_path)
     path = report("--critical-path", "--comm", "client", cwd=tmp_path)
     assert sum(row["time"] for row in path["rows"]) == path["total"]
     comms = {row["comm"]: row for row in path["hops"] if row["wakeups"] >= REQUESTS}

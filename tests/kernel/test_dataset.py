@@ -34,8 +34,7 @@ def test_totals_of_fresh_recordings(waiter: Path, tmp_path: Path) -> None:
         run("-o", f"{name}.data", *options, "--", waiter, "--rounds", "3", cwd=tmp_path)
         reports[name] = report("-i", f"{name}.data", cwd=tmp_path)
         inputs += ["-i", f"{name}.data"]
-    done = program.run("convert", "--parquet", "set", *inputs, cwd=tmp_path)
-    assert done.stderr == ""
+    assert program.run("convert", "--parquet", "set", *inputs, cwd=tmp_path).stderr == ""
     dataset = open_dataset(str(tmp_path / "set"))
     hosts = [row for path in dataset.files("hosts") for row in pq.ParquetFile(path).read().to_pylist()]
     assert sorted(row["period_ns"] for row in hosts) == [0, 0, 2_000_000]

@@ -45,8 +45,7 @@ def demo(checkout: Path, *before: str) -> tuple[str, str, dict[str, int]]:
     out = checkout / "demo-output"
     assert "offcpu.html" in done.stdout and (out / "offcpu.html").read_text().startswith("<!DOCTYPE html>")
     lines = (out / "offcpu.folded").read_text().splitlines()
-    stacks = {stack: int(ns) for stack, ns in (line.rsplit(" ", 1) for line in lines)}
-    return done.stdout, done.stderr, stacks
+    return done.stdout, done.stderr, {stack: int(ns) for stack, ns in (line.rsplit(" ", 1) for line in lines)}
 
 
 def waited(stacks: dict[str, int], comm: str, function: str) -> int:
@@ -58,8 +57,7 @@ def test_it_records_the_workload_and_shows_its_lock_and_its_sleep(checkout: Path
     assert "Captured and wrote" in said and "Cannot record" not in said
     assert "# Recording: demo-output/perf.data of " in shown and "demo-output/waiter.jsonl" in shown
     kinds = shown[shown.index("# Off-cpu time by what was waited for") : shown.index("# Stacks by off-cpu")]
-    classes = {line.split()[6] for line in kinds.splitlines() if "%" in line}
-    assert {"lock", "sleep"} <= classes
+    assert {"lock", "sleep"} <= {line.split()[6] for line in kinds.splitlines() if "%" in line}
     assert (checkout / "demo-output" / "waiter.jsonl").stat().st_size
     # Twenty rounds: of 8 ms, and of a lock under which the other one sleeps.
     assert waited(stacks, "sleeper", "sleep_round") > 100_000_000

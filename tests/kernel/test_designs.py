@@ -64,8 +64,7 @@ class Run:
         return found
 
     def bottlenecks(self, selection: Selection) -> Bottlenecks:
-        rows = selected_rows(self.profile, selection)
-        found = cascade_of(self.profile, self.timeline, rows)
+        found = cascade_of(self.profile, self.timeline, selected_rows(self.profile, selection))
         found.check()
         return bottlenecks_of(self.profile, self.timeline, found)
 
@@ -107,15 +106,13 @@ def record(program: Path, tmp_path: Path) -> Record:
 
 
 def stolen_ns() -> int:
-    steal = Path("/proc/stat").read_text().split()[8]
-    return int(steal) * 10**9 // os.sysconf("SC_CLK_TCK")
+    return int(Path("/proc/stat").read_text().split()[8]) * 10**9 // os.sysconf("SC_CLK_TCK")
 
 
 def spent(path: CriticalPath) -> Counter[tuple[str, str]]:
     """(comm, doing) → ns."""
     found: Counter[tuple[str, str]] = Counter()
-    rows = zip(path.track.tolist(), path.doing.tolist(), path.length_ns.tolist(), strict=True)
-    for track, doing, ns in rows:
+    for track, doing, ns in zip(path.track.tolist(), path.doing.tolist(), path.length_ns.tolist(), strict=True):
         found[path.tracks[track].comm, Doing(doing).name] += ns
     return found
 
@@ -205,8 +202,7 @@ def test_a_lock_convoy(record: Record, chance: random.Random) -> None:
 
 def test_a_thread_that_hogs_starve(record: Record, chance: random.Random) -> None:
     rounds, sleep, work = chance.randint(30, 40), chance.randint(4_000, 8_000), chance.randint(2_000, 4_000)
-    hogs = chance.randint(1, 3)
-    run = record("hog", rounds, sleep, work, hogs)
+    run = record("hog", rounds, sleep, work, chance.randint(1, 3))
     path = run.path("victim")
     found, log = spent(path), run.log("victim")
     assert_near(found["victim", "RUNNING"], log.cpu, rounds, run.stolen_ns)

@@ -31,8 +31,7 @@ WORKLOAD = ["sh", "-c", "ls -R /etc > /dev/null; (sleep 0.02; true) | cat"]
 
 
 def dumped(path: Path) -> list[Dumped]:
-    done = perf_offcpu("dump", "-i", path, timeout_s=120)
-    return parse(done.stdout.splitlines())
+    return parse(perf_offcpu("dump", "-i", path, timeout_s=120).stdout.splitlines())
 
 
 def events_of(text: str) -> Counter[tuple[int, int, int]]:
@@ -171,8 +170,7 @@ def test_a_compressed_recording(tmp_path: Path) -> None:
 def test_our_own_recording(waiter: Path, tmp_path: Path) -> None:
     path = tmp_path / "perf.data"
     perf_offcpu("record", "-z0", "-o", path, "--", waiter, "--rounds", "3", cwd=tmp_path)
-    records = dumped(path)
-    assert own_events(records) == events_of(perf("script", "-D", "-i", path))
+    assert own_events(dumped(path)) == events_of(perf("script", "-D", "-i", path))
     text = perf_offcpu("dump", "-i", path).stdout
     assert text.count("  offcpu-time extension\n") > 3
     assert "  offcpu-counters wait objects\n" in text

@@ -162,8 +162,7 @@ def test_the_descriptor_of_poll_and_select_is_known_before_the_wait_is_over(how:
     recording = done.recording
     samples, objects = recording.samples, recording.objects
     (row,) = np.flatnonzero((samples.pid == pid) & samples.has(SampleFlag.STILL_BLOCKED))
-    found = objects.inode[objects.id == samples.object_id[row]].tolist()
-    assert found == ([] if how == "several" else [inode])
+    assert objects.inode[objects.id == samples.object_id[row]].tolist() == ([] if how == "several" else [inode])
 
 
 UPSTREAM = """
@@ -244,8 +243,7 @@ def proxy(directory: Path) -> Iterator[tuple[int, int, str]]:
 
 def test_the_upstream_of_nginx_comes_first(tmp_path: Path) -> None:
     with proxy(tmp_path) as (front, slow, pids):
-        clients = [sys.executable, "-c", CLIENTS, str(front)]
-        run("-q", "-p", pids, "-e", "none", "--", *clients, cwd=tmp_path)
+        run("-q", "-p", pids, "-e", "none", "--", sys.executable, "-c", CLIENTS, str(front), cwd=tmp_path)
     of_nginx = report("--comm", "nginx", cwd=tmp_path)
     first = of_nginx["objects"]["rows"][0]
     assert (first["kind"], first["wait_class"]) == ("socket", "network")

@@ -23,7 +23,6 @@ SHORT = "mutexes conditions ends descriptors"
 ALL = f"{SHORT} rwlocks semaphores meetings file_locks queues until_signals faults states python shell"
 FOR_ROOT = {"fanotify", "userfaultfd", "uffd-fault", "sh-chroot", "sh-quota", "sh-reclaim"}
 LEAST_NS, LEAST_RIGHT = 20_000_000, 0.8
-NAMELESS = ("", "unknown", "other")
 
 
 @pytest.fixture
@@ -84,7 +83,7 @@ def test_an_ordinary_user_gets_the_same_answers_or_none(place: Path, groups: str
             expected = expected.removesuffix(" py-join")  # a comm that its process gives itself later
             if wait_class == label and expected in thing:
                 right.append(comm)
-            elif wait_class in NAMELESS or (wait_class == label and not thing):
+            elif wait_class in ("", "unknown", "other") or (wait_class == label and not thing):
                 unknown.append(comm)
             else:
                 wrong.append((comm, label, expected, wait_class, thing))

@@ -34,8 +34,7 @@ def test_what_the_server_did_on_its_host(tmp_path: Path, link: Link) -> None:
         assert process.stdout and process.stdout.readline() in ("ready\n", "connecting\n")
     server, client = (process.communicate()[0].split() for process in processes)
     took, waited = [*map(int, server)], sum(map(int, client[5::4])) - sum(map(int, client[4::4]))
-    inputs = ["-i", "server.data", "-i", "client.data"]
-    perf_offcpu("convert", "--parquet", "waits", *inputs, cwd=tmp_path)
+    perf_offcpu("convert", "--parquet", "waits", "-i", "server.data", "-i", "client.data", cwd=tmp_path)
 
     def fleet(*words: str) -> Any:
         return json.loads(perf_offcpu("fleet", *words, "--json", cwd=tmp_path).stdout)

@@ -92,8 +92,7 @@ def check(made: Made, threads: int = 0) -> None:
     assert recording.losses.keys() >= COUNTED
     described = set(recording.spaces.pid[distinct(recording.maps.space)].tolist())
     assert described >= {made.account["pids"][kind] for kind in DESCRIBED}
-    targets = load_recording(made.paths("targets")[0])
-    assert COUNTED - {losses.GROUPS_LEFT_OUT} <= targets.losses.keys()
+    assert COUNTED - {losses.GROUPS_LEFT_OUT} <= load_recording(made.paths("targets")[0]).losses.keys()
 
 
 def assert_innocent(recording: Recording, account: dict[str, Any]) -> None:

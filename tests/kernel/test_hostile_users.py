@@ -168,8 +168,7 @@ def test_a_map_inside_the_root_of_a_process_leads_to_no_file_of_root(jit: Path, 
     with of_nobody(*unshare, "sh", "-c", inside, cwd=place) as process:
         assert process.stdout is not None
         assert process.stdout.readline()
-        pid = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0]
-        record(pid, cwd=place)
+        record(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0], cwd=place)
         assert_no_secret_in_an_archive(place)
 
 
@@ -327,5 +326,4 @@ def test_a_dataset_of_another_user_is_named(place: Path) -> None:
     line = reachable(f"HOME=/ exec {shlex.join(words)}")
     done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    said = f"perf-offcpu fleet: {place}/waits: Permission denied: a dataset is its owner's"
-    assert done.stderr.startswith(said)
+    assert done.stderr.startswith(f"perf-offcpu fleet: {place}/waits: Permission denied: a dataset is its owner's")

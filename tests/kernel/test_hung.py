@@ -77,8 +77,7 @@ def test_deadlock_in_c_without_frame_pointers_is_shown_as_by_gdb(hung: Hung, tmp
     assert user_stacks(path) == hung.stacks and hung.stacks.total() == 3
     takes = sorted(sum("take" in line for line in frames) for frames in script(path))
     assert takes == [0, 3, 4], "three frames of the one thread, four of the other"
-    recording = load_recording(path, snapshots=True)
-    assert losses.STACK_CUT not in recording.losses
+    assert losses.STACK_CUT not in load_recording(path, snapshots=True).losses
 
 
 def test_a_circle_of_timed_waits_is_no_deadlock(tmp_path: Path) -> None:
@@ -147,8 +146,7 @@ def test_deadlock_in_java_is_shown_as_by_jstack(tmp_path: Path, compiler: str) -
         text = "\n".join(frames)
         shown = [re.sub(r".*\b(Abba\.[\w$]+).*", r"\1", frame).split()[-1] for frame in frames]
         java = [name for name in shown if name == "Interpreter" or name.startswith("Abba.")]
-        of_thread = expected[head.split()[0]]
-        assert java == [name if "Abba." in name else "Interpreter" for name in of_thread], text
+        assert java == [name if "Abba." in name else "Interpreter" for name in expected[head.split()[0]]], text
         assert re.search(r"ObjectMonitor::enter", text) and "JavaThread::thread_main_inner" in text, text
         assert re.search(r"start_thread\n.*\bclone3$", text), text
 

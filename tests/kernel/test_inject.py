@@ -64,8 +64,7 @@ def test_what_perf_recorded_is_what_perf_reads(form: str, tmp_path: Path) -> Non
     recorded, injected = tmp_path / "perf.data", tmp_path / "out.data"
     record(recorded, FORMS[form])
     keep = ["--keep-stack-bytes"] if "dwarf" in FORMS[form] else []
-    done = perf_offcpu("inject", "-f", *keep, "-i", recorded, "-o", injected)
-    assert done.stderr == ""
+    assert perf_offcpu("inject", "-f", *keep, "-i", recorded, "-o", injected).stderr == ""
     script = OF_OTHERS if "-a" in FORMS[form].split() else SCRIPT
     text = perf(script, injected)
     assert len(text.splitlines()) > 10
@@ -129,8 +128,7 @@ def test_cgroups_stay_with_re_typed_samples(recorded_waiter: Path, tmp_path: Pat
     injected = tmp_path / "out.data"
     perf_offcpu("inject", "-i", recorded_waiter, "-o", injected)
     shown = perf("report --stdio --no-children -g none -s cgroup -F period,cgroup", injected)
-    cgroup = Path("/proc/self/cgroup").read_text().splitlines()[-1].split(":")[2]
-    assert cgroup in shown
+    assert Path("/proc/self/cgroup").read_text().splitlines()[-1].split(":")[2] in shown
 
 
 def test_same_file_is_refused(recorded_waiter: Path) -> None:
@@ -163,5 +161,4 @@ def test_leaked_flags_are_seen_and_repaired(tmp_path: Path) -> None:
         assert not has_leaked_flags(injected)
         with PerfDataReader.open(injected) as reader:
             for chunk in reader.chunks():
-                miscs = chunk.miscs[chunk.types == RecordType.MMAP2]
-                assert not (miscs & Misc.MMAP_BUILD_ID).any()
+                assert not (chunk.miscs[chunk.types == RecordType.MMAP2] & Misc.MMAP_BUILD_ID).any()

@@ -65,8 +65,7 @@ JAVASCRIPT = [rf"JS:[~^*+]?{name} \S*waits\.js:\d+:\d+" for name in ("main", "ha
 
 @needs_node
 def test_javascript_with_a_map(tmp_path: Path) -> None:
-    options = ["--perf-basic-prof", "--interpreted-frames-native-stack"]
-    stacks = recorded(tmp_path, "node", *options, HERE / "waits.js")
+    stacks = recorded(tmp_path, "node", "--perf-basic-prof", "--interpreted-frames-native-stack", HERE / "waits.js")
     assert time_below(stacks, "_start", *JAVASCRIPT, "futex_do_wait|futex_wait_queue") >= 480_000_000
 
 
@@ -74,8 +73,7 @@ def test_javascript_with_a_map(tmp_path: Path) -> None:
 @needs_node
 def test_javascript_with_a_jitdump_that_perf_put_in(tmp_path: Path) -> None:
     """`perf inject --jit` makes an ELF file of each function, younger than the recording."""
-    options = ["--perf-prof", "--interpreted-frames-native-stack"]
-    recorded(tmp_path, "node", *options, HERE / "waits.js")
+    recorded(tmp_path, "node", "--perf-prof", "--interpreted-frames-native-stack", HERE / "waits.js")
     command = ["perf", "inject", "--jit", "-i", "perf.data", "-o", "jitted.data"]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=60)
     stacks = folded(tmp_path, "jitted.data")
@@ -111,8 +109,7 @@ def test_a_jvm_is_asked_for_names_and_frames(tmp_path: Path, user: int, inside: 
         said = run("--off-cpu-thresh", "0", "-p", str(pid), "--duration", "2", cwd=tmp_path).stderr
         assert process.poll() is None and "JVM" not in said
         stacks = folded(tmp_path)
-        left = os.listdir(root)
-        assert (".java_pid1" if inside else f".java_pid{pid}") in left
+        assert (".java_pid1" if inside else f".java_pid{pid}") in os.listdir(root)
         Path(f"/tmp/.java_pid{pid}").unlink(missing_ok=True)
     sleeping = [thread for thread in stacks if thread[0] == "java" and "JVM_Sleep" in thread]
     names = ["JavaMain", r"long Waits\.handleRequest\(int\)", r"void java\.lang\.Thread\.sleep\(long\)", "JVM_Sleep"]
@@ -238,8 +235,7 @@ needs_trampolines = pytest.mark.skipif(
 @pytest.mark.parametrize("version", pythons() or ["none"])
 def test_python_functions_between_c_functions_up_to_the_root(tmp_path: Path, version: str) -> None:
     """`-X perf`: an address for each function, whose frames no call frame information describes."""
-    command = [pythons()[version], "-X", "perf", str(HERE / "waits.py")]
-    stacks = recorded(tmp_path, *command)
+    stacks = recorded(tmp_path, pythons()[version], "-X", "perf", str(HERE / "waits.py"))
     functions = [rf"{name} \(waits\.py\)" for name in ("main", "handle_request", "wait_for_disk")]
     for root in ("_start", r"_*(GI_+)?clone3?|\[libc\.so\.6\]"):  # the main thread, and the other
         assert time_below(stacks, f"^[^;]*;({root})", *functions, "hrtimer_nanosleep") >= 480_000_000

@@ -161,16 +161,14 @@ def test_two_hosts_meet_on_the_wall_clock(tmp_path: Path) -> None:
     assert len(first) > 3 and len(second) > 0
     assert moments[0] < first.min() and first.max() < moments[1]
     assert moments[1] < second.min() and second.max() < moments[2]
-    pids = {pid // PID_STEP for pid in whole.samples.pid[whole.samples.pid > 0].tolist()}
-    assert pids == {0, 1}
+    assert {pid // PID_STEP for pid in whole.samples.pid[whole.samples.pid > 0].tolist()} == {0, 1}
 
     # Every way out keeps them apart.
     for options, comm in (((), "web2:sleep"), (("--no-prefix",), "sleep")):
         assert comm in {one["comm"] for one in report(*options, *inputs(here, there), cwd=tmp_path)["threads"]}
     formats = [["convert", form, "-o", "-"] for form in ("--folded", "--speedscope", "--chrome-trace")]
     for verb in (["script"], ["report"], *formats):
-        shown = perf_offcpu(*verb, *inputs(here, there))
-        assert "web2:sleep" in shown.stdout, verb
+        assert "web2:sleep" in perf_offcpu(*verb, *inputs(here, there)).stdout, verb
 
 
 def test_a_shifted_clock_that_perf_believes_in_is_refused(tmp_path: Path) -> None:

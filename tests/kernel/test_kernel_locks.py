@@ -119,8 +119,7 @@ def test_mappings_wait_for_each_other(program: Path, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not TELLS_ALL, reason="needs task->blocker, Linux 6.17")
 def test_renames_wait_for_the_file_system(program: Path, tmp_path: Path) -> None:
-    profile = record(program, "rename", tmp_path, "--off-cpu-thresh", "0")
-    rows, names = of_locks(profile, "renamer")
+    rows, names = of_locks(record(program, "rename", tmp_path, "--off-cpu-thresh", "0"), "renamer")
     assert len(rows) >= 4 and "s_vfs_rename_mutex" in {name.partition(" at ")[0] for name in names}, names
 
 
@@ -170,8 +169,7 @@ def test_a_file_system_that_is_frozen_and_unmounted(tmp_path: Path) -> None:
     subprocess.run("truncate -s 256M image && mkfs.ext4 -q image", shell=True, check=True, cwd=tmp_path)
     command = ["unshare", "--mount", "sh", "-c", FILE_SYSTEM]
     perf_offcpu("record", "-q", "-e", "none", "--off-cpu-thresh", "0", "--", *command, cwd=tmp_path)
-    profile = load_profile([str(tmp_path / "perf.data")], SymbolizeOptions(inline=False))
-    waits = waits_of(profile)
+    waits = waits_of(load_profile([str(tmp_path / "perf.data")], SymbolizeOptions(inline=False)))
     synced = longest(wait for wait in waits if wait.comm == "dd" and "jbd2_log_wait_commit" in wait.functions)
     assert synced.wait_class == "disk" and synced.object.endswith("/synced")
     # The journal's thread: the kernel does not report the names of those that it starts meanwhile.

@@ -46,8 +46,7 @@ def threads(known: tuple[Path, Run]) -> dict[str, Thread]:
 
 
 def test_samples_lie_in_the_recorded_time(known: tuple[Path, Run], threads: dict[str, Thread]) -> None:
-    recording = load_recording(known[0])
-    times = recording.samples.time_ns
+    times = load_recording(known[0]).samples.time_ns
     assert (times >= 0).all()
     with PerfDataReader.open(known[0]) as reader:
         span = reader.features.values(Feature.SAMPLE_TIME)
@@ -275,8 +274,7 @@ def test_perf_beside_us_gets_records_that_say_what_is_true(tmp_path: Path) -> No
         command = ["sh", "-c", "/bin/true; /bin/true; sleep 0.1"]
         beside: list[str | Path] = ["perf", "record", "-q", "-a", "-o", theirs, "--", *command]
         subprocess.run(beside, check=True, capture_output=True, timeout=60)
-    flagged = {flag for flag, _ in mapped(theirs, TRUE)}
-    assert flagged <= {False}
+    assert {flag for flag, _ in mapped(theirs, TRUE)} <= {False}
     subprocess.run(["perf", "report", "--stdio", "-i", theirs], check=True, capture_output=True)
 
 

@@ -179,8 +179,7 @@ EVERY_NAP = ["-e", "none", "--off-cpu-thresh", "0", "--call-graph", "fp"]
 
 
 def sent(recording: Recording) -> int:
-    flags = recording.samples.flags
-    apart = flags & (SampleFlag.AGGREGATED | SampleFlag.STILL_BLOCKED) == 0
+    apart = recording.samples.flags & (SampleFlag.AGGREGATED | SampleFlag.STILL_BLOCKED) == 0
     return int((off_cpu(recording) & apart).sum())
 
 
@@ -238,8 +237,7 @@ def test_ready_is_said_when_everything_is_recorded(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=20)
     assert said.startswith("[ perf-offcpu record: recording ]\n")
-    recording = load_recording(tmp_path / "perf.data")
-    assert waits(recording, sleeper.pid)[0] >= 1
+    assert waits(load_recording(tmp_path / "perf.data"), sleeper.pid)[0] >= 1
 
 
 @pytest.mark.parametrize("fd", ["99", "-1", "99999999999999999999"])

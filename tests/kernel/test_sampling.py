@@ -61,8 +61,7 @@ def test_weights_are_periods_and_their_sum_is_the_time_of_all_waits(recording: R
     # A sample that finds its ring full, of a recorder that gets no CPU, is added to a sum.
     assert drawn.sum() > 300 and samples.has(SampleFlag.AGGREGATED).sum() < 0.1 * drawn.sum()
     assert (samples.period[drawn] % PERIOD == 0).all()
-    length = samples.length_ns()[drawn]
-    assert (np.abs(samples.period[drawn] - length) <= PERIOD).all()
+    assert (np.abs(samples.period[drawn] - samples.length_ns()[drawn]) <= PERIOD).all()
     assert sampling.period_ns == PERIOD
     assert abs(sampling.estimated_ns - sampling.waits_ns) < PERIOD * (len(np.unique(recording.samples.tid)) + 3)
     assert sampling.waits > 2400
@@ -197,8 +196,7 @@ for _ in range(naps):
     os.write(w, b"x")
 thread.join()
 """
-    recording = record(tmp_path, program=program)
-    samples = recording.samples
+    samples = record(tmp_path, program=program).samples
     reader = samples.has(SampleFlag.SAMPLED) & (samples.tid != samples.pid)
     main = int(samples.pid[reader][0])
     woken = reader & (samples.waker_tid == main)

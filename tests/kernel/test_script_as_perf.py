@@ -19,7 +19,6 @@ from perf_offcpu.objects.functions import load_elf_symbols
 pytestmark = pytest.mark.beside
 
 UNKNOWN = "[unknown]"
-LIBC = f"/usr/lib/{platform.machine()}-linux-gnu/libc.so.6"
 
 RECORDINGS = {
     "chains": ["-g", "-e", "cpu-clock", "-F", "2000"],
@@ -127,7 +126,7 @@ def output(*command: str) -> str:
 
 def test_plt_entries_are_those_of_objdump() -> None:
     """A sample in one is rare: each of libc's and ls's is looked at here."""
-    for dso in (LIBC, "/bin/ls"):
+    for dso in (f"/usr/lib/{platform.machine()}-linux-gnu/libc.so.6", "/bin/ls"):
         table = load_elf_symbols(dso).symbols
         ours = [table.name(row).partition("@plt")[0] for row in range(len(table)) if "@plt" in table.name(row)]
         assert len(ours) > 10

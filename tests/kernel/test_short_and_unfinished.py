@@ -105,8 +105,7 @@ def test_who_never_comes_back_is_there(stuck: subprocess.Popen[bytes], tmp_path:
     recording_.check()
     profile = symbolize(recording_)
     samples = profile.samples
-    blocked = np.uint32(SampleFlag.STILL_BLOCKED)
-    rows = np.flatnonzero((samples.flags & blocked) != 0)
+    rows = np.flatnonzero((samples.flags & np.uint32(SampleFlag.STILL_BLOCKED)) != 0)
     old = [row for row in rows.tolist() if samples.tid[row] == stuck.pid]
     new = [row for row in rows.tolist() if samples.tid[row] == int(done.stdout)]
     assert len(old) == 1 and len(new) == 1

@@ -1,14 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands of README and man pages that record work, with a program of ours in place of theirs."""
+"""Commands of README and man pages that record work, with a program of ours in place of theirs; the guide's
+investigations and the page about overhead, whose commands print what the page shows. A command of these needs the
+files of those above it: if it is repeated alone, they run before it."""
 
+import os
 import re
+import shutil
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from builders import console
 from builders.commands import delivers, records, run, shown
 from builders.stock_perf import REPORT
 
@@ -70,3 +77,55 @@ def test_perfs_own_recording_goes_through_inject(tmp_path: Path) -> None:
     run(PERFS_PIPE.replace("sleep 5", "sleep 0.3"), tmp_path)
     samples = run("perf script -i old.data -F tid,event", tmp_path).splitlines()
     assert len(samples) > 3 and all(re.search(r"(cycles|cpu-clock|offcpu-time)", line) for line in samples)
+
+
+DOCUMENTS = Path(__file__).parents[2] / "Documentation"
+GUIDE = DOCUMENTS / "guide.md"
+STEPS = list(console.steps(GUIDE))
+INVESTIGATIONS = [number for number, line in enumerate(GUIDE.read_text().splitlines(), 1) if line.startswith("## ")]
+
+
+@pytest.fixture(scope="module")
+def examples() -> Iterator[Path]:
+    """A copy of the example programs, where the commands run one after the other: on a disk."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="guide.") as directory:
+        copy = Path(shutil.copytree(DOCUMENTS / "examples", Path(directory) / "examples"))
+        yield copy
+        subprocess.run(["./bank.sh", "stop"], cwd=copy, capture_output=True, timeout=60, check=False)
+
+
+@pytest.fixture(scope="module")
+def done() -> set[console.Step]:
+    return set()
+
+
+@pytest.fixture(scope="module")
+def environment() -> dict[str, str]:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return os.environ | {"PATH": path, "NO_COLOR": "1", "LC_ALL": "C.UTF-8", "BANK_SECONDS": "2"}
+
+
+def above(step: console.Step) -> list[console.Step]:
+    (begin,) = [line for line in INVESTIGATIONS if line < step.line][-1:]
+    return [other for other in STEPS if begin < other.line < step.line]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: f"line-{step.line}")
+def test_a_command_of_the_guide(
+    step: console.Step, examples: Path, environment: dict[str, str], done: set[console.Step]
+) -> None:
+    for one in above(step):
+        if one not in done:
+            console.run(one, examples, environment)
+            done.add(one)
+    done.add(step)
+    problem = console.run(step, examples, environment)
+    assert not problem, problem
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("step", list(console.steps(DOCUMENTS / "overhead.md")), ids=lambda step: f"line-{step.line}")
+def test_a_command_of_the_page_about_overhead(step: console.Step, environment: dict[str, str]) -> None:
+    problem = console.run(step, DOCUMENTS.parent, environment)
+    assert not problem, problem

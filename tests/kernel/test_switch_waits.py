@@ -136,8 +136,7 @@ def test_stacks_are_those_of_the_waits(run: Run) -> None:
         for site in thread.sites:
             # The libc of most distributions is built without frame pointers, and what it calls is lost.
             inner = [frame for frame in site.stack if frame in {"run_worker", "deep_worker", "descend"}]
-            matching = [stack for stack in found if _contains(stack, inner)]
-            assert len(matching) >= site.switches, (comm, site.kind)
+            assert len([stack for stack in found if _contains(stack, inner)]) >= site.switches, (comm, site.kind)
 
 
 def _contains(stack: list[str], frames: list[str]) -> bool:
@@ -167,8 +166,7 @@ def test_states_and_wake_ups_come_with_the_tracepoints(run: Run) -> None:
         wakers = set(woken.waker_tid.tolist())
         assert run.threads["waiter"].tid in wakers <= {0, run.threads["waiter"].tid}
         assert (woken.runq_ns == woken.time_ns - woken.wakeup_ns).all()
-        reader = run.samples(run.threads["pipe-reader"])
-        assert run.threads["pipe-writer"].tid in set(reader.waker_tid.tolist())
+        assert run.threads["pipe-writer"].tid in set(run.samples(run.threads["pipe-reader"]).waker_tid.tolist())
 
 
 def test_nothing_of_the_command_is_left_out(run: Run) -> None:

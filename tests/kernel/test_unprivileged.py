@@ -151,8 +151,7 @@ def test_a_program_in_python_that_execs_another(place: Path) -> None:
     assert any("nanosleep" in name for name in functions), functions
     assert any("accept" in name for name in functions), functions
     assert {"hold (p.py)", "Thread.run (threading.py)"} <= functions
-    names = {profile.strings[comm] for comm in samples.comm[long].tolist()}
-    assert {"python3", "sleep"} <= names
+    assert {"python3", "sleep"} <= {profile.strings[comm] for comm in samples.comm[long].tolist()}
 
 
 def test_a_running_process_of_the_same_user(place: Path) -> None:

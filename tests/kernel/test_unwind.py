@@ -234,8 +234,7 @@ def test_chains_of_perfs_dwarf_recordings_are_perf_scripts(cpp: Path, tmp_path: 
     assert theirs.keys() == ours.keys() and len(theirs) > 100
     others = [(ours[key], chain) for key, chain in theirs.items() if not agree(ours[key], chain)]
     assert len(others) <= 0.05 * len(theirs), others[:10]
-    equal = sum(len(ours[key]) == len(chain) for key, chain in theirs.items())
-    assert equal >= 0.9 * len(theirs)
+    assert sum(len(ours[key]) == len(chain) for key, chain in theirs.items()) >= 0.9 * len(theirs)
 
 
 @pytest.mark.long

@@ -81,8 +81,7 @@ def objects_of(recorded: Recorded, kind: str, syscall: str) -> list[tuple[Round,
         if one.kind != kind:
             continue
         for row in recorded.waits(one, syscall).tolist():
-            id_ = recording.samples.object_id[row]
-            (place,) = np.flatnonzero(recording.objects.id == id_)
+            (place,) = np.flatnonzero(recording.objects.id == recording.samples.object_id[row])
             found.append((one, int(place)))
     waited = len({one for one, _ in found})
     assert waited == ROUNDS or (kind == "fsync" and waited)
@@ -265,9 +264,6 @@ def test_system_calls_of_32_bit_programs_have_names_but_no_objects(tmp_path: Pat
 COMPAT_READ = COMPAT_BIT | 3
 
 
-KIND_OF_NAP = {"futex": ObjectKind.FUTEX, "pipe": ObjectKind.PIPE, "nap": None}
-
-
 @usual
 def test_both_forms_find_the_same_kinds(napper: Path, in_switch: bool) -> None:
     with watched(napper, threshold_ns=0, in_switch=in_switch) as (one, program, rings):
@@ -275,7 +271,7 @@ def test_both_forms_find_the_same_kinds(napper: Path, in_switch: bool) -> None:
         program.disable()
         kinds = {int(row["id"]): int(row["kind"]) for row in program.maps.take_objects()}
         waits = waits_of(rings)
-    for kind, expected in KIND_OF_NAP.items():
+    for kind, expected in {"futex": ObjectKind.FUTEX, "pipe": ObjectKind.PIPE, "nap": None}.items():
         (tally,) = [tally for tally in tallies if tally.kind == kind]
         mine = [wait for wait in waits if (wait.tid, wait.syscall) == (tally.tid, tally.syscall)]
         assert mine
@@ -285,8 +281,7 @@ def test_both_forms_find_the_same_kinds(napper: Path, in_switch: bool) -> None:
 
 
 def test_vfork_waits_for_the_child(tmp_path: Path) -> None:
-    binary = build("programs/vfork.c", tmp_path / "vfork", "-O1")
-    done = run("--off-cpu-thresh", "1", "--", binary, cwd=tmp_path)
+    done = run("--off-cpu-thresh", "1", "--", build("programs/vfork.c", tmp_path / "vfork", "-O1"), cwd=tmp_path)
     samples, objects = done.recording.samples, done.recording.objects
     for line, is_over in zip(done.stdout.splitlines(), (True, False), strict=True):
         parent, child = map(int, line.split())
@@ -313,10 +308,8 @@ def test_page_faults_of_a_mapped_file_name_it(tmp_path: Path, options: tuple[str
         file.unlink()
     samples, classes = profile.samples, classify(profile).wait_class
     fault = classes == WaitClass.FAULT
-    names = np.append(profile.objects.name, 0)[samples.object]
-    is_named = names == profile.strings.find(str(file))
-    count = int(samples.count[fault].sum())
-    assert count > 1000, "a few waits are for disk blocks that say where the file is"
+    is_named = np.append(profile.objects.name, 0)[samples.object] == profile.strings.find(str(file))
+    assert int(samples.count[fault].sum()) > 1000, "a few waits are for disk blocks that say where the file is"
     assert samples.period[fault & is_named].sum() > 0.9 * samples.period[fault].sum()
     assert not is_named[~np.isin(classes, (WaitClass.FAULT, WaitClass.DISK))].any()
 

@@ -195,8 +195,7 @@ if child:
 def test_who_receives_on_the_loopback_is_woken_by_the_sender(stacks: bool, tmp_path: Path) -> None:
     options = ["-e", "none", *["--waker-stacks"] * stacks, "--off-cpu-thresh", "1"]
     done = record(*options, "--", sys.executable, "-c", PEERS, cwd=tmp_path)
-    profile = symbolize(done.recording)
-    one = Run(tmp_path / "perf.data", profile, {})
+    one = Run(tmp_path / "perf.data", symbolize(done.recording), {})
     samples = one.samples
     tids = [int(word) for word in done.stdout.split()]
     for tid, peer, function in zip(tids, reversed(tids), ("tcp_recvmsg", "epoll_wait"), strict=True):

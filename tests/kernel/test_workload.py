@@ -22,7 +22,6 @@ from perf_offcpu.report.thread_budgets import budget_table
 from perf_offcpu.report.verdict.text import lines_of
 from perf_offcpu.symbolize.symbolizer import symbolize
 
-SHORT_SLEEPS = "short-sleeper"
 ROUNDS = ("--rounds", "12")
 
 
@@ -120,7 +119,7 @@ def test_ids_and_names(run: Run) -> None:
 
 
 def test_short_waits_are_sums_or_samples(run: Run) -> None:
-    thread = run.threads[SHORT_SLEEPS]
+    thread = run.threads["short-sleeper"]
     samples, rows = run.profile.samples, run.rows(thread)
     summed = rows[(samples.flags[rows] & np.uint32(SampleFlag.AGGREGATED)) != 0]
     all_summed = samples.flags & np.uint32(SampleFlag.AGGREGATED) != 0

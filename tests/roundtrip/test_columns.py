@@ -42,7 +42,6 @@ from perf_offcpu.symbolize.symbolizer import symbolize
 from perf_offcpu.text import printable
 
 ORDERS = st.sampled_from(["<", ">"])
-INTS = st.sampled_from([U8, U16, U32, U64])
 
 
 @st.composite
@@ -52,7 +51,7 @@ def layouts_with_values(draw: st.DrawFn) -> tuple[Layout, dict[str, Any]]:
     for index in range(draw(st.integers(1, 6))):
         name = f"f{index}"
         kind = draw(st.sampled_from(["int", "array", "bytes", "string", "fixed"]))
-        type_ = draw(INTS)
+        type_ = draw(st.sampled_from([U8, U16, U32, U64]))
         number = st.integers(0, 2 ** (8 * type_.size) - 1)
         if kind == "int":
             fields.append(Field(name, type_))
@@ -333,8 +332,7 @@ def test_every_view_takes_any_objects(data: st.DataObject) -> None:
     total = sum(row.total.weight for row in summary.objects.rows) + summary.objects.without
     assert total == int(profile.samples.period.sum())
     report = lock_report.report_of(profile, None)
-    text = "\n".join([*render(summary, Style()), *lock_report.render(report, Style())])
-    assert "\x1b" not in text
+    assert "\x1b" not in "\n".join([*render(summary, Style()), *lock_report.render(report, Style())])
     json.dumps([document(summary), lock_report.document(report)])
     edges = json.loads(converted("callgraph", profile, objects=True, form="json", min_share=0))["edges"]
     waited = sum(edge["weight"] for edge in edges if edge["what"] == "waited")

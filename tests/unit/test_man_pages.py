@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders.documents import man_source
 from builders.profile import ProfileBuilder
+from builders.sources import man_source
 
 from perf_offcpu.analysis.classes.wait_classes import BY_LABEL
 from perf_offcpu.commands.report import SORT_KEYS

@@ -48,8 +48,7 @@ def dataset_page(text: str) -> str:
     parts = [f"### {name}\n\n{dataset_table(columns)}" for name, columns in TABLES.items()]
     parts.append(f"### Partitions of each table\n\n{dataset_table(PARTITIONS)}")
     begin, end = "<!-- tables -->\n", "<!-- end of tables -->\n"
-    made = "\n".join([begin, f"Version {VERSION}.", "", *parts, end])
-    return replaced(rf"^{begin}(?:.*\n)*{end}", made, text)
+    return replaced(rf"^{begin}(?:.*\n)*{end}", "\n".join([begin, f"Version {VERSION}.", "", *parts, end]), text)
 
 
 def dataset_table(columns: tuple[Column, ...]) -> str:

@@ -24,10 +24,8 @@ EPILOG = f"""\
   scripts/baretest trixie --with libc6-dbg         with a further package
   scripts/baretest trixie -- 'scripts/test && scripts/test'"""
 COMMAND = "scripts/demo && scripts/test"
-PACKAGES = ("ca-certificates", "git", "kmod", "procps")
 PLACE = "root/perf-offcpu"
 BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
-NETWORK = ("etc/resolv.conf", "etc/hosts", "etc/pip.conf", BUNDLE[1:])
 ENTER = f"""
 set -e
 root=$1; shift
@@ -54,7 +52,7 @@ def main() -> int:
 
 def _run_in(suite: str, command: str) -> int:
     """Return the exit status of a command in a new clone on a new Debian; its output is this program's."""
-    base = roots.bare(suite, PACKAGES)
+    base = roots.bare(suite, ("ca-certificates", "git", "kmod", "procps"))
     with tempfile.TemporaryDirectory(prefix=f"{suite}.", dir="/var/tmp") as scratch:
         root = Path(scratch, "root")
         host.run("cp", "-a", "--reflink=auto", base, root)
@@ -70,7 +68,7 @@ def _run_in(suite: str, command: str) -> int:
 
 
 def _connect(root: Path) -> None:
-    for name in NETWORK:
+    for name in ("etc/resolv.conf", "etc/hosts", "etc/pip.conf", BUNDLE[1:]):
         if Path("/", name).exists():
             (root / name).unlink(missing_ok=True)
             shutil.copy(Path("/", name), root / name)

@@ -20,7 +20,6 @@ for name in host container; do perf-offcpu report -i /tmp/$name.data >/results/$
 echo $(ls {CACHE}/programs) >/results/programs
 cp -r {CACHE} /results/cache
 """
-FIRST = _COMMANDS.format(before="")
 SECOND = _COMMANDS.format(
     before="""
 rm -r /usr/lib/python3/dist-packages/bcc /usr/lib/*/libbcc.so*
@@ -36,7 +35,7 @@ def survive(kernel: Kernel, image: Path, results: Path, timeout_s: float) -> boo
         results: beginning of the names of two directories.
     """
     boots: list[Outcome] = []
-    for name, command in (("first", FIRST), ("second", SECOND)):
+    for name, command in (("first", _COMMANDS.format(before="")), ("second", SECOND)):
         carried = {CACHE[1:]: boots[0].directory / "cache"} if boots else {}
         place = results.with_name(f"{results.name}.{name}")
         boots.append(run_inside(kernel, image, command, place, timeout_s, carried))

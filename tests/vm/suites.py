@@ -70,8 +70,7 @@ def main() -> int:
     bad = False
     for suite in chosen:
         results = host.CACHE / "results" / suite
-        status = _run_in(suite, results, tests or list(TESTS))
-        bad |= status != 0
+        bad |= _run_in(suite, results, tests or list(TESTS)) != 0
         runs[suite] = table.read(results / "junit.xml")
     print(table.render(runs))
     return int(bad)
@@ -84,8 +83,7 @@ def _run_in(suite: str, results: Path, tests: list[str]) -> int:
         results.mkdir()
         _pack(results / "project.tar")
         host.say(f"Debian {suite}: {_enter(root, results, ['python', '-c', VERSIONS])[1].strip()}")
-        pytest = f"{PYTEST} {shlex.join(tests)}"
-        status, output = _enter(root, results, ["bash", "-c", pytest])
+        status, output = _enter(root, results, ["bash", "-c", f"{PYTEST} {shlex.join(tests)}"])
         (results / "output").write_text(output)
         (results / "project.tar").unlink()
     host.say(f"  status {status}; see {results}/output")

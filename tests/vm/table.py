@@ -28,8 +28,7 @@ def read(path: Path) -> Run:
     for test in ElementTree.parse(path).iter("testcase"):
         case = (test.get("classname", "").rpartition(".")[2], re.sub(r"\[.*", "", test.get("name", "")))
         problem = next((found for tag in ("failure", "error") if (found := test.find(tag)) is not None), None)
-        skipped = test.find("skipped")
-        word = "failed" if problem is not None else "skipped" if skipped is not None else "passed"
+        word = "failed" if problem is not None else "skipped" if test.find("skipped") is not None else "passed"
         outcomes.setdefault(case, Counter())[word] += 1
         if problem is not None:
             messages.setdefault(case, (problem.get("message") or problem.text or "").split("\n")[0])

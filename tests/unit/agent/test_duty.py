@@ -298,8 +298,7 @@ def test_gaps_grow_while_they_last_and_never_fall(ledger: Ledger, monkeypatch: p
     marked(ledger, (10, ON), (40, "budget"), (80, ON))
     ledger.deliver(SECOND_NAME, ((79 * SECOND, 90 * SECOND),), 0)
     assert ledger.metrics.value("gap_seconds_total") == 39 and gaps_of(ledger) == 40
-    again = Ledger(ledger._spool, "boot")
-    assert again.metrics.value("gap_seconds_total") == 0, "nothing was saved"
+    assert Ledger(ledger._spool, "boot").metrics.value("gap_seconds_total") == 0, "nothing was saved"
 
 
 def gaps_of(ledger: Ledger) -> float:

@@ -142,8 +142,7 @@ PARKED = (
 
 
 def test_goroutines_are_shown_next_to_threads_and_never_added() -> None:
-    builder = ProfileBuilder(meta={"arch": "x86_64"})
-    profile = builder.sample("app", ["main"], 50, tid=7, pid=7).build()
+    profile = ProfileBuilder(meta={"arch": "x86_64"}).sample("app", ["main"], 50, tid=7, pid=7).build()
     assert goroutine_rows(profile) == []
     loops = []
     for number, (pid, ns, waits_for, names) in enumerate(PARKED):
@@ -173,5 +172,4 @@ def test_goroutines_are_shown_next_to_threads_and_never_added() -> None:
     assert dict(zip([event.name for event in both.evsels], ns_of_events, strict=True)) == {
         "offcpu-time": 50, "cpu-clock": 0, "offcpu-task": sum(totals.values()),
     }  # fmt: skip
-    tasks = folded_totals(select_events(both, ["offcpu-task"]), Options())
-    assert tasks == totals
+    assert folded_totals(select_events(both, ["offcpu-task"]), Options()) == totals

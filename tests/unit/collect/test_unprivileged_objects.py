@@ -55,6 +55,5 @@ def test_an_instance_that_watches_its_own_number_ends(epoll: select.epoll) -> No
     kept = os.dup(reader)
     epoll.register(reader)
     os.dup2(epoll.fileno(), reader)
-    watching = select.epoll.fromfd(reader)
-    assert kind_of_wait(watching, FOREVER) == ObjectKind.ANONYMOUS
+    assert kind_of_wait(select.epoll.fromfd(reader), FOREVER) == ObjectKind.ANONYMOUS
     os.close(kept)

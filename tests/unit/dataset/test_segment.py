@@ -59,8 +59,7 @@ def test_totals_are_those_of_the_report(profile: Profile, dataset: Dataset) -> N
     assert sums(waits, "tid", "weight_ns") == {row["tid"]: row["weight"] for row in report["threads"] if row["weight"]}
     states = sum((Counter(stack["states"]) for stack in report["stacks"]), Counter[str]())
     assert sums(waits, "state", "weight_ns") == states
-    lost = {row["cause"]: row["count"] for row in rows_of(dataset, "losses") if row["is_loss"]}
-    assert lost == report["losses"]
+    assert {row["cause"]: row["count"] for row in rows_of(dataset, "losses") if row["is_loss"]} == report["losses"]
 
 
 def test_every_stack_is_there_with_its_frames(profile: Profile, dataset: Dataset) -> None:

@@ -74,8 +74,7 @@ def three_tiers(**ahead_ms: float) -> Fleet:
 
 
 def test_a_chain_of_hosts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    dataset = three_tiers(web=0, api=0, db=0).write(tmp_path)
-    found = path(capsys, dataset, "--host", "web")
+    found = path(capsys, three_tiers(web=0, api=0, db=0).write(tmp_path), "--host", "web")
     assert (found["weight"], found["waits"], found["followed"]) == (396 * MS, 4, 4)
     shown = steps(found)
     api, database = ("apid",), ("apid", "dbd")
@@ -90,8 +89,7 @@ def test_a_chain_of_hosts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.parametrize("ahead_ms", [0, 7.5, -15])
 def test_clocks_are_compared(tmp_path: Path, ahead_ms: float, capsys: pytest.CaptureFixture[str]) -> None:
-    dataset = three_tiers(web=0, api=ahead_ms, db=-ahead_ms).write(tmp_path)
-    found = path(capsys, dataset, "--host", "web")
+    found = path(capsys, three_tiers(web=0, api=ahead_ms, db=-ahead_ms).write(tmp_path), "--host", "web")
     clocks = {tuple(row["hosts"]): row for row in found["clocks"]}
     for hosts, offset_ms in ((("web", "api"), ahead_ms), (("api", "db"), -2 * ahead_ms)):
         assert abs(clocks[hosts]["ns"] / MS - offset_ms) <= clocks[hosts]["error_ns"] / MS <= 1.2
@@ -120,8 +118,7 @@ def test_what_nobody_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     for host in ("api", "db"):
         fleet.idle(host, 200, 201, ("10.0.0.9:80", WEB))
     dataset = fleet.write(tmp_path)
-    shown = steps(path(capsys, dataset))
-    assert shown == {
+    assert steps(path(capsys, dataset)) == {
         ((), "unknown peer", f"tcp {end}"): ms for end, ms in ((API, 60), ("127.0.0.1:80", 30), ("10.0.0.9:80", 10))
     }
     assert main(["fleet", "path", str(dataset)]) == 0

@@ -481,8 +481,7 @@ def test_a_large_change_among_many_hosts() -> None:
 
 
 def test_robust_z() -> None:
-    values = np.array([[1.0, 0], [2, 0], [3, 0], [4, 0], [100, 5]])
-    z = robust_z(values)
+    z = robust_z(np.array([[1.0, 0], [2, 0], [3, 0], [4, 0], [100, 5]]))
     assert z[:, 0] == pytest.approx(np.array([-2, -1, 0, 1, 97]) / 1.4826)
     assert z[4, 1] == pytest.approx(5 / 1.2533) and not robust_z(np.ones((5, 1))).any()
     assert limit_of(5) == 3.5 and 4 < limit_of(1000) < 4.2

@@ -148,16 +148,13 @@ def test_the_row_that_held(rows: list[tuple[int, int]], questions: list[tuple[in
     assert found.tolist() == [expected(rows, *question) for question in questions]
 
 
-BATCHES = st.lists(st.lists(st.lists(st.integers(0, 3), max_size=5), max_size=8), max_size=6)
-
-
 def added(batches: list[list[list[int]]]) -> tuple[Ragged, list[int]]:
     table = ChainTable()
     ids = [row for batch in batches for row in table.add(Ragged.from_lists(batch)).tolist()]
     return table.release(), ids
 
 
-@given(BATCHES)
+@given(st.lists(st.lists(st.lists(st.integers(0, 3), max_size=5), max_size=8), max_size=6))
 def test_batches_of_callchains_equal_all_at_once(batches: list[list[list[int]]]) -> None:
     found, ids = added(batches)
     found.check()

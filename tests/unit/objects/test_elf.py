@@ -136,8 +136,7 @@ class TestHandMade:
         begin = text or 0x1000
         expected = ["main.main", "main.main", "runtime.mcall", "", ""] if named else [""] * 5
         assert names_at(symbols, *(begin + offset for offset in (0, 0x1F, 0x20, 0x50, 0x60))) == expected
-        full = read(ElfBuilder([Sym("main", 0x1000, 8)], sections=sections)).symbols
-        assert names_of(full) == ["main"]
+        assert names_of(read(ElfBuilder([Sym("main", 0x1000, 8)], sections=sections)).symbols) == ["main"]
 
     def test_an_unlinked_object_is_refused(self) -> None:
         with pytest.raises(FormatError, match="type 1 is not an executable or shared object"):

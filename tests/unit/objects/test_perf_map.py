@@ -100,8 +100,7 @@ def test_maps_in_a_recording_are_used_before_files(tmp_path: Path) -> None:
     lives = recording.replaced(tasks=Tasks.from_rows([(7, 7, 10, 20), (7, 7, 30, -1), (8, 8, 10, -1)]))
     again = [PerfMaps(lives, str(tmp_path)).text_of(pid) for pid in (7, 8)]
     assert isinstance(again[0], LossCause) and "used again" in again[0].text and again[1] == b"1000 10 other\n"
-    both = join([recording, recording], 1).perf_maps
-    assert both[8] == b"1000 10 other\n" * 2
+    assert join([recording, recording], 1).perf_maps[8] == b"1000 10 other\n" * 2
 
 
 def test_a_map_is_known_in_later_parts_of_a_file_that_grows(tmp_path: Path) -> None:

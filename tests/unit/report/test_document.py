@@ -82,6 +82,5 @@ def test_memory_grows_with_the_samples(tmp_path: Path) -> None:
         path = tmp_path / "x.data"
         write_large_recording(path, count, processes=8, deferred=0, storm=0, stacks=500, depth=30)
         memory.append(memory_of_report(path))
-    each = (memory[1] - memory[0]) / (counts[1] - counts[0])
-    assert 50 < each < BYTES_PER_SAMPLE
+    assert 50 < (memory[1] - memory[0]) / (counts[1] - counts[0]) < BYTES_PER_SAMPLE
     assert sum(one.dtype.itemsize for one in Samples.columns.values()) < BYTES_PER_SAMPLE

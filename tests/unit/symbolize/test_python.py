@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Python functions of waits without a walk of BPF: from their payload to the stack of the wait."""
+"""Python functions of waits without a walk of BPF, from their payload to the stack of the wait; the part of the
+interpreter that the compiler has put apart."""
 
+import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 from builders.accounts import told
+from builders.compiled import build
 from builders.recording import write
 from builders.wait_objects import COUNTERS
 
 from perf_offcpu import losses
+from perf_offcpu.cache import DiskCache
 from perf_offcpu.collect.python.functions import Functions, functions_payload
 from perf_offcpu.decode.account import read_functions
 from perf_offcpu.decode.load import load_recording
@@ -19,6 +23,8 @@ from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import Strings
 from perf_offcpu.model.profile import Frames
 from perf_offcpu.model.recording import Recording, SampleFlag, Samples
+from perf_offcpu.objects.elf.image import open_elf
+from perf_offcpu.symbolize.interpreter_part import interpreter_part
 from perf_offcpu.symbolize.python import with_places
 
 BLOCKED = SampleFlag.OFFCPU | SampleFlag.STILL_BLOCKED
@@ -70,3 +76,30 @@ def test_functions_next_to_the_leaf_are_kept_and_damaged_payloads_counted(tmp_pa
     damaged = [payload[:20], payload.replace(b"\t", b" "), payload.replace(b"\t3", b"\t-3")]
     recording = load_recording(write(tmp_path / "in.data", [COUNTERS], map(told, damaged)))
     assert recording.losses == {losses.BAD_SAMPLE: 3}
+
+
+SOURCE = """
+__attribute__((cold, noinline)) int seldom(int number) { return number + 1; }
+int NAME(int number)
+{
+    if (number == 100) number = seldom(7) + seldom(8);
+    if (number == 1000) number = seldom(9) * seldom(10);
+    if (number == 10000) number = seldom(11) - seldom(12);
+    if (number == 7) number = seldom(13) | seldom(14);
+    return number;
+}
+int main(int count, char **arguments) { return NAME(count); }
+"""
+
+
+@pytest.mark.parametrize("name", ["_PyEval_EvalFrameDefault", "another_function"])
+def test_the_part_is_found_without_its_symbol(name: str, tmp_path: Path) -> None:
+    (tmp_path / "part.c").write_text(SOURCE.replace("NAME", name))
+    program, cache = tmp_path / "part", DiskCache(str(tmp_path / "kept"))
+    build(tmp_path / "part.c", program, "-O2", "-rdynamic")
+    symbols = subprocess.check_output(["nm", "-S", program], text=True).splitlines()
+    start, size = next(line.split()[:2] for line in symbols if line.endswith(f" {name}.cold"))
+    subprocess.run(["strip", program], check=True)
+    part = [int(start, 16), int(start, 16) + int(size, 16)] if name.startswith("_Py") else [0, 0]
+    with open_elf(str(program), None) as image:
+        assert [interpreter_part(image, kept).tolist() for kept in (None, cache, cache)] == [part] * 3

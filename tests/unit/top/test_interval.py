@@ -86,8 +86,7 @@ def test_rows_by_other_keys_have_the_times_inside_the_interval() -> None:
 
 
 def test_rows_of_stacks_begin_with_the_function_that_explains_the_wait() -> None:
-    labels = {one["label"]: one["blocked"] for one in rows("stack")}
-    assert labels == {
+    assert {one["label"]: one["blocked"] for one in rows("stack")} == {
         "main: futex_wait < main": S + S // 4, "main: main": S, "main: io_schedule < main": 2 * S,
     }  # fmt: skip
 
