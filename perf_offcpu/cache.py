@@ -183,13 +183,13 @@ def cache_name(kind: str, build_id: bytes, *identity: object) -> str:
 def pack(columns: Mapping[str, Array]) -> NDArray[np.uint64]:
     """Return the content of a cache file with these columns, as 64-bit words."""
     arrays = [np.ascontiguousarray(column, column.dtype.newbyteorder("<")) for column in columns.values()]
-    begin = at = _HEAD.itemsize + _COLUMN.itemsize * len(arrays)
+    begin = end = _HEAD.itemsize + _COLUMN.itemsize * len(arrays)
     directory = np.zeros(len(arrays), _COLUMN)
     for row, (name, array) in enumerate(zip(columns, arrays, strict=True)):
-        directory[row] = (name, array.dtype.str, at, array.size)
-        at += array.nbytes + -array.nbytes % 8
-    data = np.zeros(at, np.uint8)
-    data[: _HEAD.itemsize].view(_HEAD)[0] = (MAGIC, len(arrays), at, 0)
+        directory[row] = (name, array.dtype.str, end, array.size)
+        end += array.nbytes + -array.nbytes % 8
+    data = np.zeros(end, np.uint8)
+    data[: _HEAD.itemsize].view(_HEAD)[0] = (MAGIC, len(arrays), end, 0)
     data[_HEAD.itemsize : begin] = directory.view(np.uint8)
     for offset, array in zip(directory["offset"].tolist(), arrays, strict=True):
         data[offset : offset + array.nbytes] = array.reshape(-1).view(np.uint8)

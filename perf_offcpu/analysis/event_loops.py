@@ -79,13 +79,13 @@ def groups_of(loop: EventLoop) -> list[TaskGroup]:
     for task in loop.tasks:
         for thing in task.inside - {task.awaited}:
             inside[thing].append(task)
-        what = _waits_for(task, names)
-        by_thing[what, _function(task), task.awaited if what in _HELD_UP else 0].append(task)
+        awaited = _waits_for(task, names)
+        by_thing[awaited, _function(task), task.awaited if awaited in _HELD_UP else 0].append(task)
     running, groups = [task for task in loop.tasks if task.awaits == RUNNING], []
-    for (what, function, thing), tasks in by_thing.items():
-        held_by = inside[thing] if thing else running if what == READY else []
+    for (awaited, function, thing), tasks in by_thing.items():
+        held_by = inside[thing] if thing else running if awaited == READY else []
         holders, own_names = [f"{task.name} ({place_of(task)})" for task in held_by], [task.name for task in tasks]
-        groups.append(TaskGroup(len(tasks), what, function, holders, own_names, tasks, held_by))
+        groups.append(TaskGroup(len(tasks), awaited, function, holders, own_names, tasks, held_by))
     return sorted(groups, key=lambda group: (group.waits_for != RUNNING, not group.is_held_up, -group.tasks))
 
 

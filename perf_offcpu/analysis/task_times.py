@@ -127,13 +127,13 @@ def _waits_in(loop: EventLoop) -> Counter[tuple[str, str, tuple[_Place, ...]]]:
     waits: Counter[tuple[str, str, tuple[_Place, ...]]] = Counter()
     by_address = {task.address: task for task in loop.tasks}
     for group in groups_of(loop):
-        what = {RUNNING: "blocks the loop"}.get(group.waits_for, group.waits_for)
-        what = "another task" if what.startswith("task ") else what
+        event = {RUNNING: "blocks the loop"}.get(group.waits_for, group.waits_for)
+        event = "another task" if event.startswith("task ") else event
         holders = " and ".join(sorted({place_of(task) for task in group.held_by})[:2])
         for task in group.members:
-            what = goroutines.place_of(task)[0] if task.name == GOROUTINES else what
+            event = goroutines.place_of(task)[0] if task.name == GOROUTINES else event
             function = task.frames[-1][0] if task.frames else ""
-            waits[function, f"{what}, held by {holders}" if holders else what, _stack(task, what, by_address)] += 1
+            waits[function, f"{event}, held by {holders}" if holders else event, _stack(task, event, by_address)] += 1
     return waits
 
 

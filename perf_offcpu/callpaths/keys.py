@@ -163,11 +163,11 @@ def _only(known: Bool, codes: NDArray[Any]) -> I64:
     return np.where(known, codes.astype(np.int64), -1)
 
 
-def merged(texts: Sequence[str], codes: I64, known: Bool | None = None) -> Texts:
-    """Return the column of `texts[codes]`, equal texts once; a row where `known` (bool[n]) is False has code -1."""
+def merged(texts: Sequence[str], codes: I64, has_value: Bool | None = None) -> Texts:
+    """Return the column of `texts[codes]`, equal texts once; a row where `has_value` (bool[n]) is False has code -1."""
     place: dict[str, int] = {}
     place_of = np.array([*(place.setdefault(text, len(place)) for text in texts), -1], np.int64)[codes]
-    return Texts(list(place), place_of if known is None else _only(known, place_of))
+    return Texts(list(place), place_of if has_value is None else _only(has_value, place_of))
 
 
 def named(column: NDArray[Any], strings: Strings, known: Bool | None = None) -> Texts:

@@ -109,8 +109,8 @@ def _lives(profile: Profile, timeline: Timeline, chosen: Bool) -> tuple[I64, I64
     others[track] = False
     lives, hosts = [(track, begin, end)], _hosts(profile, timeline)
     for host in distinct(hosts[others]).tolist():
-        rest = np.flatnonzero(others & (hosts == host))
-        lives.append(_without(rest, first[rest], last[rest], _pauses(profile, timeline, [host])))
+        unpaused = np.flatnonzero(others & (hosts == host))
+        lives.append(_without(unpaused, first[unpaused], last[unpaused], _pauses(profile, timeline, [host])))
     track, begin, end = (np.concatenate(columns) for columns in zip(*lives, strict=True))
     return track, begin, end
 

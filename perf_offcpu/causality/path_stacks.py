@@ -123,9 +123,9 @@ def _cells(profile: Profile, timeline: Timeline, path: CriticalPath, chains: Cha
     first, group_of = group(cell, stacks)
     cell, stacks, number = cell[first], stacks[first], np.bincount(group_of)
     chain, doing, stack, weight, count = cells
-    rest = weight.copy()
-    rest[cell] = 0
-    kept = np.flatnonzero(rest)
+    other_weight = weight.copy()
+    other_weight[cell] = 0
+    kept = np.flatnonzero(other_weight)
     weight = np.append(weight[kept], shared_out(weight, cell, number))
     chain, doing = np.append(chain[kept], chain[cell]), np.append(doing[kept], doing[cell])
     return chain, doing, np.append(stack[kept], stacks), weight, np.append(count[kept], number)
@@ -142,10 +142,10 @@ def shared_out(weight: I64, cell_of: I64, number: I64) -> I64:
     return ends[0] - ends[1]
 
 
-def _product(weight: I64, part: I64, whole: I64) -> I64:
+def _product(weight: I64, part: I64, total: I64) -> I64:
     """Return weight * part // whole without overflow of 63 bits; part is at most whole."""
-    quotient, rest = np.divmod(weight, whole)
-    exact: I64 = quotient * part + rest * part // whole
+    quotient, rest = np.divmod(weight, total)
+    exact: I64 = quotient * part + rest * part // total
     return exact
 
 

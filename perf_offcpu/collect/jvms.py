@@ -99,7 +99,7 @@ class Jvms(MappingFollower):
 
     def _take(self, pid: int, answer: bytes) -> None:
         """Keep the answer of a JVM; say once why it has none."""
-        others = sum(len(text) for known, text in self.maps.items() if known != pid)
+        others = sum(len(text) for process, text in self.maps.items() if process != pid)
         if len(answer) + others > _MOST_KEPT:
             answer = b"!the maps of others take all room"
         if answer and not answer.startswith(b"!"):

@@ -71,15 +71,15 @@ def config_of(args: argparse.Namespace) -> "AgentConfig":
     """Return the configuration of a command line and its file; raise UsageError for an invalid value."""
     from perf_offcpu.agent.config import load_config
 
-    given = {
+    overrides = {
         name.replace("_", "-"): value for name, value in vars(args).items() if name not in _OWN and value is not None
     }
     words = args.record[1:] if args.record[:1] == ["--"] else args.record
     if args.record and args.record[0] != "--":
         raise UsageError(f"{args.record[0]}: the agent takes no command; options of record follow --")
     if words:
-        given["record"] = words
-    config = load_config(args.config, given)
+        overrides["record"] = words
+    config = load_config(args.config, overrides)
     return replace(config, record=(*_defaults(config.record), *config.record))
 
 

@@ -203,10 +203,10 @@ def _chosen(args: argparse.Namespace, profile: Profile) -> Profile:
 
 def _options(args: argparse.Namespace) -> Options:
     """Return the format's options. SHOW in `args.pid`, `tid` or `state` is one: only values that select waits stay."""
-    given: dict[str, Any] = {}
+    flags: dict[str, Any] = {}
     for name in ("pid", "tid", "state"):
         values = getattr(args, name)
-        given[name] = shared.SHOW in values
+        flags[name] = shared.SHOW in values
         setattr(args, name, [text for text in values if text != shared.SHOW])
     if args.objects and (args.wakers or args.cascade or args.critical_path or args.all_events):
         raise UsageError("--objects is a graph of its own: no --wakers, --cascade, --critical-path, --all-events")
@@ -216,4 +216,4 @@ def _options(args: argparse.Namespace) -> Options:
         raise UsageError(f"--svg draws what --callgraph dot writes, not {args.form}")
     if not 0 <= args.min_share <= 100:
         raise UsageError(f"--min-share: {args.min_share:g} is no percentage")
-    return Options(**given, **{name: getattr(args, name) for name in _FORMAT_OPTIONS})
+    return Options(**flags, **{name: getattr(args, name) for name in _FORMAT_OPTIONS})

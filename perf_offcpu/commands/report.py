@@ -133,8 +133,8 @@ def _page(args: argparse.Namespace) -> int:
 
     outputs = {"--json": args.json, "--diff": args.diff, "--critical-path": args.critical_path}
     outputs |= {"--bottlenecks": args.bottlenecks, "--serial": args.serial}
-    if given := [name for name, value in outputs.items() if value]:
-        raise UsageError(f"{given[0]} means nothing to --html, which writes a page of one recording")
+    if meaningless := [name for name, value in outputs.items() if value]:
+        raise UsageError(f"{meaningless[0]} means nothing to --html, which writes a page of one recording")
     check_distinct(shared.inputs(args), args.html)
     profile = shared.folded(args, shared.profile_from_args(args))
     options = shared.with_head(Options(), args, profile)

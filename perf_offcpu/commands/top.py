@@ -83,8 +83,8 @@ def _segments(args: argparse.Namespace, seconds: float, first_s: float) -> Segme
 def _words(args: argparse.Namespace) -> list[str]:
     """Return the options of record that choose the target, and the command."""
     chosen = (("-p", args.pid), ("-t", args.tid), ("-u", args.uid), ("--comm", args.comm))
-    given = [*chosen, *(("-G", path) for path in args.cgroup)]
-    words = [word for option, value in given if value is not None for word in (option, value)]
+    options = [*chosen, *(("-G", path) for path in args.cgroup)]
+    words = [word for option, value in options if value is not None for word in (option, value)]
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     return [*(["-a"] if args.all_cpus else []), *words, *(["--", *command] if command else [])]
 

@@ -88,11 +88,11 @@ def _samples(tables: Locations, content: Content) -> Iterator[bytes]:
     for begin in range(0, len(first), _BLOCK):
         rows = slice(begin, begin + _BLOCK)
         values = joined(*(varints(column[rows]) for column in sums))
-        rest = joined(protobuf.lengths(2, values.lengths), values, labels.take(label[rows]))
-        head = protobuf.lengths(2, stack_lengths[stack[rows]] + rest.lengths)
+        tail = joined(protobuf.lengths(2, values.lengths), values, labels.take(label[rows]))
+        head = protobuf.lengths(2, stack_lengths[stack[rows]] + tail.lengths)
         each = np.arange(head.count + 1)
         bodies = map(stacks.__getitem__, stack[rows].tolist())
-        yield b"".join(part for row in zip(ragged(head, each), bodies, ragged(rest, each), strict=True) for part in row)
+        yield b"".join(part for row in zip(ragged(head, each), bodies, ragged(tail, each), strict=True) for part in row)
 
 
 def _labels(tables: Locations, labels: dict[str, str | int]) -> bytes:

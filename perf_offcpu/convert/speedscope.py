@@ -82,9 +82,9 @@ class _Writer:
     def _thread(self, track: Track) -> Iterator[str]:
         node, weight = in_time(self.timeline, track, self.node, self.weight)
         stacks = [self._stacks[row] for row in node.tolist()]
-        rest = track.rows[~self.timeline.placed[track.rows]]
-        stacks += [_below(self.no_place, self._stacks[row]) for row in self.node[rest].tolist()]
-        return self._profile(track.label, stacks, np.concatenate([weight, self.weight[rest]]))
+        unplaced = track.rows[~self.timeline.placed[track.rows]]
+        stacks += [_below(self.no_place, self._stacks[row]) for row in self.node[unplaced].tolist()]
+        return self._profile(track.label, stacks, np.concatenate([weight, self.weight[unplaced]]))
 
     def _profile(self, name: str, stacks: list[str], weights: I64) -> Iterator[str]:
         """Yield the JSON of a `sampled` profile; its end is the sum of its weights, as speedscope computes it."""

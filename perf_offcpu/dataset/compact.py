@@ -183,8 +183,8 @@ def _by_host(dataset: Dataset, table: str, folder: str, inputs: list[_Input]) ->
     """Yield a pyarrow table for each host, ascending, with the host's rows of all files in the order of `_KEYS`."""
     pa = imported("pyarrow")
     parts = heapq.merge(
-        *(_hosts(dataset, table, folder, one) for one in inputs if one.is_sorted),
-        ((one.host, one) for one in sorted(inputs, key=lambda one: one.host) if not one.is_sorted),
+        *(_hosts(dataset, table, folder, file) for file in inputs if file.is_sorted),
+        ((file.host, file) for file in sorted(inputs, key=lambda file: file.host) if not file.is_sorted),
         key=lambda part: part[0],
     )
     for _, same in itertools.groupby(parts, key=lambda part: part[0]):

@@ -156,9 +156,9 @@ def _known(texts: Texts) -> Texts:
 def _containers(cgroups: Texts, names: Mapping[str, ContainerNames]) -> dict[str, Texts]:
     """Return the ids of containers in the paths of control groups, of nested ones the innermost, and their names."""
     ids_in_path = [_CONTAINER.findall(path) for path in cgroups.texts]
-    ids = [found[-1] if found else "" for found in ids_in_path]
+    ids = [ids_of_path[-1] if ids_of_path else "" for ids_of_path in ids_in_path]
     named_ids = [names.get(id_, ContainerNames()) for id_ in ids]
-    columns = {"container": ids} | {name: [getattr(one, name) for one in named_ids] for name in ContainerNames._fields}
+    columns = {"container": ids} | {name: [getattr(row, name) for row in named_ids] for name in ContainerNames._fields}
     return {name: _where_known(texts, cgroups.codes) for name, texts in columns.items()}
 
 

@@ -190,19 +190,19 @@ def read_functions(payload: bytes, order: Order) -> dict[tuple[int, int], Functi
     return {(values["tid"], values["switch_out_ns"]): functions}
 
 
-def read_loop_tasks(payload: bytes, order: Order, known: dict[bytes, LoopTask]) -> tuple[_Reading, list[LoopTask]]:
-    """Return (reading, tasks) of a TASKS payload; no tasks if it is damaged. `known`: tasks by their lines; updated."""
+def read_loop_tasks(payload: bytes, order: Order, by_line: dict[bytes, LoopTask]) -> tuple[_Reading, list[LoopTask]]:
+    """Return (reading, tasks) of a TASKS payload; no tasks if damaged. `by_line`: tasks by their lines; updated."""
     damaged: tuple[_Reading, list[LoopTask]] = (0, 0, 0, 0, 0), []
     try:
         values = layouts.TASKS.unpack(payload, order)
         ids, times = (values["pid"], values["tid"]), (values["switch_out_ns"], values["read_ns"], values["weight_ns"])
         lines = values["text"].strip(b"\0\n").split(b"\n") if values["nr"] else []
         for line in lines:
-            known[line] = known.get(line) or _read_task(line)
+            by_line[line] = by_line.get(line) or _read_task(line)
     except (LayoutError, ValueError, TypeError, RecursionError, OverflowError):
         return damaged
     is_sound = max(ids) < 1 << 31 and max(times) < _LIMIT
-    return (ids + times, [known[line] for line in lines]) if is_sound else damaged
+    return (ids + times, [by_line[line] for line in lines]) if is_sound else damaged
 
 
 def _read_task(line: bytes) -> LoopTask:

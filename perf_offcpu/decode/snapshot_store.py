@@ -205,13 +205,13 @@ def callers_of(data: NDArray[np.uint8], columns: Columns, order: Order) -> U64:
     return Payload(data, columns, order).extension["caller"]
 
 
-def with_callers(snapshot: I32, callers: U64, known: CallerRows) -> I32:
-    """Return int32[n], the snapshots of samples; a sample without snapshot (-1) gets the snapshot of its
-    caller, or less than -1 if this may still come, for `known.settled`. New callers are added to `known`."""
+def with_callers(snapshot: I32, callers: U64, caller_rows: CallerRows) -> I32:
+    """Return int32[n], the snapshots of samples; a sample without one (-1) gets the snapshot of its caller, or less
+    than -1 if this may still come, for `caller_rows.settled`. New callers are added to `caller_rows`."""
     if not callers.any():
         return snapshot
     own, others = (np.flatnonzero((callers != 0) & chosen) for chosen in (snapshot >= 0, snapshot < 0))
-    known.note(callers[own], snapshot[own])
+    caller_rows.note(callers[own], snapshot[own])
     result = snapshot.copy()
-    result[others] = known.find(callers[others])
+    result[others] = caller_rows.find(callers[others])
     return result

@@ -162,22 +162,22 @@ class _Follower:
     def _divide(self, windows: Sequence[tuple[Window, Wait]]) -> list[Window]:
         """Sum the parts of windows that are times of their peers; the rest is running. Where waits were sampled, they
         may stand for more than the windows, and are made to fit by their sums."""
-        whole, known = defaultdict[Step, float](float), defaultdict[Step, float](float)
+        weight_of_step, explained = defaultdict[Step, float](float), defaultdict[Step, float](float)
         parts = list(self._parts(windows))
         for window, _ in windows:
-            whole[_place(window)] += window.weight
+            weight_of_step[_place(window)] += window.weight
         for part in parts:
-            known[_place(part.window)] += part.weight
+            explained[_place(part.window)] += part.weight
         further: list[Window] = []
         for part in parts:
             place = _place(part.window)
-            scale = min(whole[place] / known[place], 1.0) if known[place] else 1.0
+            scale = min(weight_of_step[place] / explained[place], 1.0) if explained[place] else 1.0
             if part.further:
                 further.append(replace(part.further, scale=part.further.scale * scale))
             else:
                 self.add(part.window, part.doing, part.object, part.weight * scale)
-        for place, weight in whole.items():
-            self.steps[place] += max(weight - known[place], 0)
+        for place, weight in weight_of_step.items():
+            self.steps[place] += max(weight - explained[place], 0)
         return further
 
     def _parts(self, windows: Sequence[tuple[Window, Wait]]) -> Iterator[_Part]:
@@ -280,13 +280,13 @@ def _first_sentence(followed: FleetPath, step: Step, objects: Counter[str]) -> s
     (object_, most), *_ = objects.most_common(1)
     others = " and others" if any(other.threads != step.threads for other, _ in followed.steps) else ""
     share = f"{round(100 * objects.total() / followed.weight)} % of {hours(followed.weight)}"
-    what = _ADVICE.get(step.doing, f"waited: {step.doing or say.NOT_KNOWN}")
+    cause = _ADVICE.get(step.doing, f"waited: {step.doing or say.NOT_KNOWN}")
     if 2 * most > objects.total() and object_ not in ("", step.doing):
-        what += f" ({'mostly ' if len(objects) > 1 else ''}{object_})"
+        cause += f" ({'mostly ' if len(objects) > 1 else ''}{object_})"
     if step.peers and step.doing not in (NO_PEER, CLOCKS):
         above = "".join(f", for {_name(peer)}," for peer in step.peers[-2:-1])
-        what = f"{_name(step.peers[-1])}{above} {what}"
-    return f"{share} that {_name(step.threads)}{others} waited for TCP connections, {what}"
+        cause = f"{_name(step.peers[-1])}{above} {cause}"
+    return f"{share} that {_name(step.threads)}{others} waited for TCP connections, {cause}"
 
 
 def _remarks(followed: FleetPath) -> Iterator[str]:

@@ -100,8 +100,8 @@ def parse_labels(option: str, texts: Iterable[str]) -> dict[str, tuple[str, ...]
 def baseline(selection: Selection, text: str, now_ns: int) -> Selection:
     """Return a selection with other hosts or times: `version=1.4`, or `since=-2d,until=-1d`; else raise UsageError.
     Given labels replace labels of the same name; a given time or host replaces times or hosts."""
-    given = parse_labels("--baseline", text.split(","))
-    times = {name: given.pop(name)[-1] for name in ("since", "until") if name in given}
+    labels = parse_labels("--baseline", text.split(","))
+    times = {name: labels.pop(name)[-1] for name in ("since", "until") if name in labels}
     if times:
         since, until = (
             parse_time(f"--baseline {name}", times[name], now_ns) if name in times else None
@@ -110,8 +110,8 @@ def baseline(selection: Selection, text: str, now_ns: int) -> Selection:
         if since is not None and until is not None and since >= until:
             raise UsageError(f"--baseline: since={times['since']} is not before until={times['until']}")
         selection = replace(selection, since_ns=since, until_ns=until)
-    hosts = given.pop("host", selection.hosts)
-    return replace(selection, hosts=hosts, labels={**selection.labels, **given})
+    hosts = labels.pop("host", selection.hosts)
+    return replace(selection, hosts=hosts, labels={**selection.labels, **labels})
 
 
 def filtered(samples: Any, selection: Selection) -> Any:

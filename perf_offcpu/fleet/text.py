@@ -260,8 +260,8 @@ def _method(compared: Comparison) -> Iterator[str]:
         f"standard errors; below {SIGNIFICANT:g} it is no chance."
     )
     if verdicts.least_p >= SIGNIFICANT:
-        what = "blocks" if compared.block_ns else "hosts"
-        yield f"So few {what} cannot show a change: no p is below {verdicts.least_p:.2g}."
+        compared_units = "blocks" if compared.block_ns else "hosts"
+        yield f"So few {compared_units} cannot show a change: no p is below {verdicts.least_p:.2g}."
 
 
 def _changes(table: Changes, rates: _Rates, limit: int | None) -> Iterator[str]:

@@ -224,8 +224,8 @@ def render(bottlenecks: Bottlenecks, style: Style) -> Iterator[str]:
 
 
 def _bottleneck_lines(number: int, bottleneck: Bottleneck, bottlenecks: Bottlenecks, style: Style) -> Iterator[str]:
-    members, whole = bottleneck.members, bottleneck.held_ns
-    percent, held = 100 * whole / (bottlenecks.total_ns or 1), say.exact_amount(whole, "ns", style)
+    members, held_ns = bottleneck.members, bottleneck.held_ns
+    percent, held = 100 * held_ns / (bottlenecks.total_ns or 1), say.exact_amount(held_ns, "ns", style)
     more = f" and {len(members) - _NAMES} more" if len(members) > _NAMES else ""
     title = f"{number}. {', '.join(members[:_NAMES])}{more}: {held}, {percent:.1f} % of all waits"
     yield from say.section(title, style)
@@ -244,7 +244,7 @@ def _bottleneck_lines(number: int, bottleneck: Bottleneck, bottlenecks: Bottlene
         return
     for stack in bottleneck.stacks:
         facts = f"{stack.comm}  {say.time(stack.weight, style)}  {_HOW[stack.how]}"
-        yield f"{say.share(stack.weight, whole):>9}  {facts}"
+        yield f"{say.share(stack.weight, held_ns):>9}  {facts}"
         yield from frame_lines(stack.frames, style)
     if bottleneck.other_stacks:
         yield say.comment(f"{say.time(bottleneck.other_stacks, style)} in other stacks")

@@ -234,10 +234,10 @@ def lock_table(
     rows = []
     for row, queue, hand_overs, changed, compared, weight_of, hands, unknown in zip(*columns, strict=True):
         waiting_in = {name: ns for name, ns in weight_of.items() if name}
-        shown, known = hands[:hand_limit], sum(hand.weight for hand in hands)
-        more = len(hands) - len(shown), known - sum(hand.weight for hand in shown)
+        shown, by_known = hands[:hand_limit], sum(hand.weight for hand in hands)
+        more = len(hands) - len(shown), by_known - sum(hand.weight for hand in shown)
         counts = queue, hand_overs, changed if compared else None
-        rows.append(LockRow(row, *counts, waiting_in, shown, more, known, unknown))
+        rows.append(LockRow(row, *counts, waiting_in, shown, more, by_known, unknown))
     return LockTable(rows, objects.more, holders.refused)
 
 

@@ -175,7 +175,7 @@ def _lone_waits(profile: Profile, table: WaitTable, parallelism: Parallelism, ch
     ends = (table.queued > parallelism.begin) & (table.queued <= parallelism.end) & (table.queued > table.begin)
     rows = np.flatnonzero(is_chosen & ends & (before == 1))
     begin, end = table.begin[rows], table.queued[rows]
-    one, none = (
+    with_one, none = (
         parallelism.sum_until(sums, end) - parallelism.sum_until(sums, begin)
         for sums in (parallelism.alone, parallelism.none)
     )
@@ -189,7 +189,7 @@ def _lone_waits(profile: Profile, table: WaitTable, parallelism: Parallelism, ch
     first, group_of = group(comm, waits.wait_class, causes.function, waker)
     labels = [*rows_of, ""]
     counted = np.bincount(group_of, minlength=len(first)).tolist()
-    sums = [sum_by(group_of, column, len(first)).tolist() for column in (end - begin, one, none)]
+    sums = [sum_by(group_of, column, len(first)).tolist() for column in (end - begin, with_one, none)]
     lone_waits = [
         LoneWaits(
             labels[comm[row]],

@@ -167,8 +167,8 @@ def _cgroups(profile: Profile, tids: I32) -> I64:
     samples = profile.samples
     first, _ = group(samples.tid)
     slot = np.searchsorted(samples.tid[first], tids)
-    known, cgroup = np.append(samples.tid[first], -1), np.append(samples.cgroup[first].view(np.int64), 0)
-    cgroups: I64 = np.where(known[slot] == tids, cgroup[slot], 0)
+    known_tids, cgroup = np.append(samples.tid[first], -1), np.append(samples.cgroup[first].view(np.int64), 0)
+    cgroups: I64 = np.where(known_tids[slot] == tids, cgroup[slot], 0)
     return cgroups
 
 

@@ -36,7 +36,7 @@ def where(condition: Bool, texts: list[str], others: list[str]) -> list[str]:
     """Return texts[i] where condition[i] is True, else others[i], as np.where() does for arrays."""
     if condition.all():
         return texts
-    return [one if holds else other for holds, one, other in zip(condition.tolist(), texts, others, strict=True)]
+    return [text if holds else other for holds, text, other in zip(condition.tolist(), texts, others, strict=True)]
 
 
 def format_times(values: I64, digits: int, end: str = "") -> list[str]:
@@ -45,8 +45,8 @@ def format_times(values: I64, digits: int, end: str = "") -> list[str]:
     parts //= 10 ** (9 - digits)
     unknown = f"{UNKNOWN_VALUE:>{6 + digits}}{end}"
     return [
-        unknown if whole < 0 else f"{whole:5}.{part:0{digits}}{end}"
-        for whole, part in zip(seconds.tolist(), parts.tolist(), strict=True)
+        unknown if second < 0 else f"{second:5}.{part:0{digits}}{end}"
+        for second, part in zip(seconds.tolist(), parts.tolist(), strict=True)
     ]
 
 

@@ -141,5 +141,4 @@ def load_profile(
 
 def load_unwound(path: str, search: Search, *, merge: bool = True, switches: bool = True) -> Recording:
     """Read a recording and unwind its copies of user stacks (see `load_profile`)."""
-    recording = load_recording(path, merge=merge, switches=switches, snapshots=True)
-    return unwind(recording, search)
+    return unwind(load_recording(path, merge=merge, switches=switches, snapshots=True), search)

@@ -13,6 +13,7 @@ from perf_offcpu.top.interval import Interval, Row
 
 VERSION: Final = 1
 _LOSSES: Final = 2
+_BARS: Final = 5
 _ROW: Final = "label blocked runnable running waits average longest now since since_is_least"
 
 
@@ -121,4 +122,15 @@ def columns_of(interval: Interval, key: str, rows: Sequence[Row]) -> list[Column
         Column("Now", [str(row.now or "") for row in rows]),
         Column("Since s", [since_text(row) for row in rows]),
         say.names(key.capitalize(), (row.label for row in rows)),
+    ]
+
+
+def bars(interval: Interval, width: int) -> list[str]:
+    """Return lines of the classes that were blocked longest, each with a bar."""
+    classes = list(interval.by_class().items())[:_BARS]
+    widest = max([len(label) for label, _ in classes], default=0)
+    most = max([ns for _, ns in classes], default=1)
+    room = max(width - widest - 12, 4)
+    return [
+        f"{label:<{widest}} {per_second(ns, interval):>8} {'█' * max(1, ns * room // most)}" for label, ns in classes
     ]

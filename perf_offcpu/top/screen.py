@@ -29,12 +29,11 @@ from perf_offcpu.text import printable
 from perf_offcpu.top import plain
 from perf_offcpu.top.flame import Graph
 from perf_offcpu.top.flame_view import FlameView
-from perf_offcpu.top.interval import Interval, Row
+from perf_offcpu.top.interval import Interval
 from perf_offcpu.top.segments import write_new
 from perf_offcpu.top.thread_page import History, page, sparkline, wait_lines
 
 _MOST_ROWS: Final = 500
-_BARS: Final = 5
 _NAME: Final = 40
 _PATIENCE_S: Final = 10.0
 _AGAIN: Final = "\0"
@@ -373,12 +372,11 @@ class TopApp(App[None]):
         lines = [plain.head(interval), plain.cause_text(interval)]
         lines.append(f"C{plain.cost_text(self._cost)[1:]}. {plain.losses_text(interval, self._source.unread())}")
         blocked = f"Blocked now, last minute: {history}"
-        return [cut(line, width) for line in (*lines, *bars(interval, width), blocked)]
+        return [cut(line, width) for line in (*lines, *plain.bars(interval, width), blocked)]
 
     def _fill(self, table: "DataTable[Text]", interval: Interval) -> None:
-        rows = [row for row in interval.rows(self._key) if self._wanted.lower() in row.label.lower()]
-        rows.sort(key=self._rank)
-        rows = rows[:_MOST_ROWS]
+        matching = [row for row in interval.rows(self._key) if self._wanted.lower() in row.label.lower()]
+        rows = sorted(matching, key=lambda row: (-(getattr(row, self._order) or 0), row.label))[:_MOST_ROWS]
         *numbers, name = plain.columns_of(interval, self._key, rows)
         self._order_of = dict(zip((column.title for column in numbers), _ORDERS, strict=True))
         name = names(name.title, [cut(label, max(_NAME, self.size.width // 3)) for label in name.cells])
@@ -397,23 +395,8 @@ class TopApp(App[None]):
         if place >= 0:
             table.move_cursor(row=place, column=column_place)
 
-    def _rank(self, row: Row) -> tuple[float, str]:
-        return (-(getattr(row, self._order) or 0), row.label)
-
     @staticmethod
     def _cursor(table: "DataTable[Text]") -> str | None:
         if not table.is_valid_row_index(table.cursor_row):
             return None
         return table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value
-
-
-def bars(interval: Interval, width: int) -> list[str]:
-    """Return lines of the classes that were blocked longest, each with a bar."""
-    classes = list(interval.by_class().items())[:_BARS]
-    widest = max([len(label) for label, _ in classes], default=0)
-    most = max([ns for _, ns in classes], default=1)
-    room = max(width - widest - 12, 4)
-    return [
-        f"{label:<{widest}} {plain.per_second(ns, interval):>8} {'█' * max(1, ns * room // most)}"
-        for label, ns in classes
-    ]

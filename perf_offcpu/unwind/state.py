@@ -113,13 +113,13 @@ class WalkState:
             self.lost[lanes] = True
         return Value(self.values[number][lanes], self.knows(lanes, number))
 
-    def restore(self, lanes: I64, number: int, words: U64, known: Bool) -> None:
-        """Set a register of the walks `lanes` to its value in the caller: `words`, valid where `known`."""
+    def restore(self, lanes: I64, number: int, words: U64, is_known: Bool) -> None:
+        """Set a register of the walks `lanes` to its value in the caller: `words`, valid where `is_known`."""
         bit = np.uint64(1 << number)
         self.values[number][lanes] = words
         before = self.known[lanes]
-        self.known[lanes] = np.where(known, before | bit, before & ~bit)
-        if number == self.registers.fp and not known.all():
+        self.known[lanes] = np.where(is_known, before | bit, before & ~bit)
+        if number == self.registers.fp and not is_known.all():
             self.lacks_fp = True
 
     def advances(self, lanes: I64, sp: U64, cfa: U64) -> Bool:

@@ -91,11 +91,11 @@ class Network:
         cause, is_open = np.broadcast_to(np.uint8(0), rows), np.broadcast_to(np.bool_(False), rows)
         return cls(cause, zero, zero, zero, none, is_open)
 
-    def with_rows(self, rows: I64, found: "Network") -> "Network":
+    def with_rows(self, rows: I64, network: "Network") -> "Network":
         """Return a copy in which these rows are those of another table."""
         columns = {field.name: getattr(self, field.name).copy() for field in fields(self)}
         for name, column in columns.items():
-            column[rows] = getattr(found, name)
+            column[rows] = getattr(network, name)
         return Network(**columns)
 
 

@@ -39,9 +39,9 @@ def _not_at_once(profile: Profile, selection: Selection) -> Iterator[str]:
         "object": selection.objects,
         "lock": selection.locks,
     }
-    given = [f"--{option}" for option, value in values.items() if value]
-    if len(given) > 1 and len(profile.samples):
-        yield f"no sample matches {', '.join(given[:-1])} and {given[-1]} at once"
+    options = [f"--{option}" for option, value in values.items() if value]
+    if len(options) > 1 and len(profile.samples):
+        yield f"no sample matches {', '.join(options[:-1])} and {options[-1]} at once"
 
 
 def _without_match(profile: Profile, selection: Selection) -> Iterator[str]:
@@ -62,7 +62,7 @@ def _without_match(profile: Profile, selection: Selection) -> Iterator[str]:
 def _absent_objects(profile: Profile, selection: Selection) -> Iterator[str]:
     """Yield sentences about patterns that match no name of an object, and about addresses that match no lock."""
     samples, strings = profile.samples, profile.strings
-    name, address = (np.append(one, 0)[samples.object] for one in (profile.objects.name, profile.objects.address))
+    name, address = (np.append(column, 0)[samples.object] for column in (profile.objects.name, profile.objects.address))
     has_object = samples.object >= 0
     if not has_object.any():
         yield "no wait in the recording has an object"
@@ -71,7 +71,7 @@ def _absent_objects(profile: Profile, selection: Selection) -> Iterator[str]:
         patterns = tuple(map(printable, selection.objects))
         yield from _sentence("object", patterns, name[has_object], lambda row: printable(strings[row]))
     locks = tuple(f"{lock:#x}" for lock in selection.locks)
-    yield from _sentence("lock", locks, address[address > 0], lambda one: f"{one:#x}")
+    yield from _sentence("lock", locks, address[address > 0], lambda number: f"{number:#x}")
 
 
 def _sentence(

@@ -70,7 +70,7 @@ def _bytes(name: str, size: int) -> list[tuple[str, type]]:
 
 
 def _structure(*members: list[tuple[str, type]]) -> type[ctypes.Structure]:
-    return type("bpf_attr", (ctypes.Structure,), {"_fields_": [one for part in members for one in part]})
+    return type("bpf_attr", (ctypes.Structure,), {"_fields_": [member for part in members for member in part]})
 
 
 # Arguments of commands.

@@ -43,8 +43,8 @@ def import_bcc() -> ModuleType:
         with warnings.catch_warnings(action="ignore"):  # 0.37 with Python 3.14: its ctypes structures
             import bcc
     except (ImportError, OSError, AttributeError, SyntaxError) as error:
-        what = f"{sys.executable} has no usable bcc ({error})"
-        raise CapabilityError(what, _INSTALL) from error
+        problem = f"{sys.executable} has no usable bcc ({error})"
+        raise CapabilityError(problem, _INSTALL) from error
     if not hasattr(bcc, "BPF") or not hasattr(bcc, "libbcc"):
         where = getattr(bcc, "__file__", None) or "somewhere"
         raise CapabilityError(f"the package bcc in {where} is not the BPF compiler collection", _INSTALL)
@@ -55,12 +55,12 @@ def import_bcc() -> ModuleType:
 def compiler() -> str:
     """Describe the installed bcc by its files, without importing it; "" if it is not installed."""
     try:
-        found = importlib.util.find_spec("bcc")
+        spec = importlib.util.find_spec("bcc")
     except ValueError:  # a module of this name that no file was loaded for
         return "unknown"
-    if found is None or found.origin is None:
+    if spec is None or spec.origin is None:
         return ""
-    package = Path(found.origin)
+    package = Path(spec.origin)
     libraries = [Path(directory, _LIBRARY) for directory in _library_directories()]
     return "; ".join(_identity(path) for path in (package, package.with_name("version.py"), *libraries))
 

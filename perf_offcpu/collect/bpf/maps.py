@@ -161,8 +161,8 @@ class ProgramMaps:
         """Fill the BPF map `calls`, which says what arguments of system calls mean. `calls`: from `call_numbers`."""
         kinds, timeouts = self.header.enums["call_kind"], self.header.enums["timeout"]
         row = np.zeros((), self.header.structs["call"])
-        for number, (what, timeout) in calls.items():
-            row["what"], row["timeout"] = kinds.index(f"call_{what}"), timeouts.index(f"timeout_{timeout}")
+        for number, (object_form, timeout) in calls.items():
+            row["what"], row["timeout"] = kinds.index(f"call_{object_form}"), timeouts.index(f"timeout_{timeout}")
             bpf_syscall.update(self._fds["calls"], _u32(number), row.tobytes())
 
     def set_polled(self, waits: NDArray[Any], descriptors: Sequence[int]) -> None:
@@ -279,7 +279,7 @@ class ProgramMaps:
         any more. `key`, `value`: names of their structures in the header."""
         fd = self._fds[name]
         size = bpf_syscall.read_info(fd, MapInfo()).max_entries
-        keys, values = (np.empty(size, self.header.structs[one]) for one in (key, value))
+        keys, values = (np.empty(size, self.header.structs[struct]) for struct in (key, value))
         count = bpf_syscall.lookup_batch(fd, keys, values)
         past = np.flatnonzero(keys["generation"][:count] <= generation)
         bpf_syscall.delete_batch(fd, keys[past])

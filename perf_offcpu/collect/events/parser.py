@@ -129,20 +129,20 @@ def parse_events(texts: Iterable[str]) -> tuple[SamplingEvent, ...]:
 
 def _split(text: str) -> Iterator[str]:
     """Yield the events of a list, split at the commas that do not stand between slashes."""
-    rest = text
-    while event := re.match(r"((?:[^,/]|/[^/]*(?:/|$))*)(,?)", rest):
+    unread = text
+    while event := re.match(r"((?:[^,/]|/[^/]*(?:/|$))*)(,?)", unread):
         yield event[1]
         if not event[2]:
             return
-        rest = rest[event.end() :]
+        unread = unread[event.end() :]
 
 
 def _parse_event(text: str) -> SamplingEvent:
     if pmu := re.fullmatch(r"([^/:]*)/([^/]*)/:?(\w*)", text):
         return _modified(SamplingEvent(**parse_pmu_event(text, pmu[1], pmu[2])), text, pmu[3])
     parts = text.split(":")
-    if (known := _by_name(parts[0])) and len(parts) <= 2:
-        return _modified(SamplingEvent(text, *known), text, "".join(parts[1:]))
+    if (generic := _by_name(parts[0])) and len(parts) <= 2:
+        return _modified(SamplingEvent(text, *generic), text, "".join(parts[1:]))
     if len(parts) in (2, 3):
         number = tracepoint_id(text, parts[0], parts[1])
         return _modified(SamplingEvent(text, PerfType.TRACEPOINT, number, period=1), text, "".join(parts[2:]))

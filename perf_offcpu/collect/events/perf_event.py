@@ -126,10 +126,10 @@ def _refusal_of_thread(attr: Attr, tid: int, level: str) -> CapabilityError:
     Debian's patch accept 3, too, and take it as 2: the caller's own thread tells them apart."""
     forbids_all = level.isdigit() and int(level) >= _PARANOID_OF_DEBIAN and CAP_SYS_ADMIN not in capabilities()
     if forbids_all and not can_open(attr, -1, 0):
-        what = f"kernel.perf_event_paranoid is {level}: this kernel leaves all perf events to CAP_SYS_ADMIN"
-        return CapabilityError(what, "run as root, or set it to 2: sysctl kernel.perf_event_paranoid=2")
-    what = f"thread {tid} may not be observed: it is of another user, or runs a set-user-ID program"
-    return CapabilityError(what, privilege_remedy())
+        reason = f"kernel.perf_event_paranoid is {level}: this kernel leaves all perf events to CAP_SYS_ADMIN"
+        return CapabilityError(reason, "run as root, or set it to 2: sysctl kernel.perf_event_paranoid=2")
+    reason = f"thread {tid} may not be observed: it is of another user, or runs a set-user-ID program"
+    return CapabilityError(reason, privilege_remedy())
 
 
 class Kprobe:

@@ -110,12 +110,12 @@ def _difference(now: U64, before: U64) -> U64:
     return change.view(np.uint64)
 
 
-def _last_rows(known: NDArray[Any], wanted: NDArray[Any]) -> I64:
-    """Return int64[n]: for each row of `wanted` the last index in `known` with its tid and begin_ns, or -1."""
-    unique, key_of_row = np.unique(joined_fields(np.concatenate([known, wanted]), _THREAD), return_inverse=True)
+def _last_rows(table: NDArray[Any], wanted: NDArray[Any]) -> I64:
+    """Return int64[n]: for each row of `wanted` the last index in `table` with its tid and begin_ns, or -1."""
+    unique, key_of_row = np.unique(joined_fields(np.concatenate([table, wanted]), _THREAD), return_inverse=True)
     rows = np.full(len(unique), -1, np.int64)
-    np.maximum.at(rows, key_of_row[: len(known)], np.arange(len(known)))
-    return rows[key_of_row[len(known) :]]
+    np.maximum.at(rows, key_of_row[: len(table)], np.arange(len(table)))
+    return rows[key_of_row[len(table) :]]
 
 
 def by_kernel_figures(budgets: NDArray[Any], modes: Sequence[str]) -> NDArray[Any]:
@@ -145,15 +145,15 @@ def by_kernel_figures(budgets: NDArray[Any], modes: Sequence[str]) -> NDArray[An
     queued = np.clip(queued, 0, wall - ran)
     in_queues, in_others = own[:, queues].sum(axis=1), own[:, others].sum(axis=1)
     slack = np.maximum(in_queues - queued, 0) + SWITCH_NS * budgets["switches"][rows].astype(np.int64)
-    rest = np.where(in_others > 0, np.minimum(wall - ran - queued, in_others + slack), 0)
+    blocked = np.where(in_others > 0, np.minimum(wall - ran - queued, in_others + slack), 0)
     ns = np.zeros_like(own)
     ns[:, number["running"]] = ran
     exact = queues[1:]  # from switch to switch
     in_exact = np.minimum(own[:, exact].sum(axis=1), queued)
     ns[:, exact] = _divided(in_exact, own[:, exact])
     ns[:, queues[0]] = queued - in_exact
-    ns[:, others] = _divided(rest, own[:, others])
-    ns[:, number["unknown"]] += wall - ran - queued - rest
+    ns[:, others] = _divided(blocked, own[:, others])
+    ns[:, number["unknown"]] += wall - ran - queued - blocked
     corrected["ns"][rows] = ns.astype(np.uint64)
     return corrected
 

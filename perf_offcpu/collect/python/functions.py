@@ -44,14 +44,14 @@ def with_python_functions(
     last: LastTasks,
     offsets: Mapping[int, dict[str, int]],
     unread: Unread,
-    known: dict[Wait, Functions],
+    functions_of_wait: dict[Wait, Functions],
     *,
     least_ns: int = 0,
 ) -> LastTasks:
     """Return `last` with the payloads that name the Python functions of waiting threads. `offsets`: of each process
     that runs CPython (`PythonProcesses.offsets`). `unread`: counts threads that cannot be read; those
-    that run or end meanwhile are left out. `known`: functions of waits that had not ended when this was called before,
-    which are not read again; updated. `least_ns`: shorter waits are left out."""
+    that run or end meanwhile are left out. `functions_of_wait`: those of waits that had not ended when this was called
+    before, which are not read again; updated. `least_ns`: shorter waits are left out."""
     pid, tid, since, switches = (last.tasks[name].tolist() for name in ("pid", "tid", "switch_out_ns", "nr_switches"))
     rows = [row for row in last.waiting().tolist() if offsets.get(pid[row]) and last.end_ns - since[row] >= least_ns]
 
@@ -66,12 +66,12 @@ def with_python_functions(
             return -1, []
 
     wait_of = {row: (pid[row], tid[row], since[row]) for row in rows}
-    new = [row for row, wait in wait_of.items() if wait not in known]
+    new = [row for row, wait in wait_of.items() if wait not in functions_of_wait]
     answers = of_each(new, [pid[row] for row in new], read, unread, _MOST_S) if new else {}
     read_now = {wait_of[row]: calls for row, (count, calls) in answers.items() if count == switches[row]}
-    functions = {wait: known[wait] for wait in wait_of.values() if wait in known} | read_now
-    known.clear()
-    known |= islice(functions.items(), _MOST_THREADS)
+    functions = {wait: functions_of_wait[wait] for wait in wait_of.values() if wait in functions_of_wait} | read_now
+    functions_of_wait.clear()
+    functions_of_wait |= islice(functions.items(), _MOST_THREADS)
     payloads = [functions_payload(wait, calls) for wait, calls in functions.items() if calls]
     return replace(last, python=(*last.python, *payloads))
 

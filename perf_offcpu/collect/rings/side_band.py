@@ -185,10 +185,10 @@ class SideBand:
             values = _LAYOUT.unpack(bytes(record[_HEAD:_NAME]) + b"\0" * 8, NATIVE, 0)
             place = values["pid"], values["addr"], values["addr"] + values["len"]
             device, name = (values["maj"], values["min"]), _name_of(record)
-            if (known := self._build_ids.get(key_of(device, values["ino"], name))) is None:
+            if (kept_id := self._build_ids.get(key_of(device, values["ino"], name))) is None:
                 items.append((device, key, (*place, values["ino"], name)))
             else:
-                build_ids[key] = known
+                build_ids[key] = kept_id
         for (device, key, (*_, inode, name)), answer in ask_each(
             self._helper, items, self._build_ids.avoided, self.meanwhile
         ):

@@ -47,7 +47,7 @@ def find_groups(names: Iterable[str]) -> tuple[Group, ...]:
 
 
 def _find_group(name: str, mounted: tuple[Hierarchy, ...]) -> Group:
-    for hierarchy in sorted(mounted, key=lambda known: (known.controller != "", -len(known.mount))):
+    for hierarchy in sorted(mounted, key=lambda candidate: (candidate.controller != "", -len(candidate.mount))):
         if name.startswith("/") and Path(name).is_relative_to(hierarchy.mount):
             path = Path(name)
         else:

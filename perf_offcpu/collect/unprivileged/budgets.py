@@ -68,12 +68,12 @@ class Budgets:
         rows = np.array(list(self._rows.values()), self._dtype)
         ns, number = rows["ns"].view(np.int64), self._modes
         queued = [self._queued_ns.get(tid, 0) - self._before_ns.get(tid, 0) for tid in rows["tid"].tolist()]
-        rest = np.maximum(np.array(queued, np.int64) - ns[:, number["preempted"]], 0)
+        undivided = np.maximum(np.array(queued, np.int64) - ns[:, number["preempted"]], 0)
         for mode in ("other", "interruptible"):
-            moved = np.minimum(rest, ns[:, number[mode]])
+            moved = np.minimum(undivided, ns[:, number[mode]])
             ns[:, number[mode]] -= moved
             ns[:, number["runnable"]] += moved
-            rest -= moved
+            undivided -= moved
         rows["ns"][:, number["unknown"]] += rows["end_ns"] - rows["begin_ns"] - rows["ns"].sum(axis=1)
         yield from budget_samples(event, rows, list(number), time_ns)
 

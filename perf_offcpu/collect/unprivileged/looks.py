@@ -136,8 +136,8 @@ class Reader:
     def _functions(self, sleeper: Sleeper) -> Functions:
         try:
             offsets = self._pythons[sleeper.pid]
-            reader, known = self._readers.get(sleeper.pid, (None, None))
-            if reader is None or known is not offsets:  # the process has executed another program
+            reader, offsets_of_reader = self._readers.get(sleeper.pid, (None, None))
+            if reader is None or offsets_of_reader is not offsets:  # the process has executed another program
                 reader = FunctionReader(sleeper.pid, offsets)
                 self._readers[sleeper.pid] = reader, offsets
             if sleeper.tid not in self._own_ids:

@@ -77,16 +77,16 @@ class CallObjects:
         """Return the object of a thread that has waited in a system call since `since_ns`; `sp`: its stack pointer."""
         if syscall not in self._calls:
             return WaitObject()
-        what, timeout = self._calls[syscall]
+        object_form, timeout = self._calls[syscall]
         asked_ns, holder = _asked_ns(tid, timeout, arguments, since_ns), UNKNOWN_U32
-        if what == "futex" and arguments[1] & _COMMAND in _FUTEX_WAITS:
+        if object_form == "futex" and arguments[1] & _COMMAND in _FUTEX_WAITS:
             owner, limit_ns = holder_and_timeout(pid, tid, arguments, since_ns)
             holder, asked_ns = owner or UNKNOWN_U32, UNKNOWN_U64 if limit_ns is None else limit_ns
-        if not self._wanted or what == "none":
+        if not self._wanted or object_form == "none":
             return WaitObject(0, asked_ns, holder)
         row = np.zeros((), self._dtype)
         row["pid"], row["sp"], row["number"], row["fd"], row["asked_ns"] = pid, sp, -1, -1, asked_ns
-        identity = self._describe(row, pid, tid, what, arguments)
+        identity = self._describe(row, pid, tid, object_form, arguments)
         if identity is None:
             return WaitObject(0, asked_ns, holder, int(row["lost"]))
         words = repr((int(row["kind"]), *identity)).encode()
@@ -97,25 +97,25 @@ class CallObjects:
         return WaitObject(object_id, asked_ns, holder)
 
     def _describe(
-        self, row: NDArray[Any], pid: int, tid: int, what: str, arguments: Sequence[int]
+        self, row: NDArray[Any], pid: int, tid: int, object_form: str, arguments: Sequence[int]
     ) -> tuple[object, ...] | None:
         """Fill in the row of an object; return what identifies it, None for no object."""
         first, second = arguments[0], arguments[1]
         fd = _s32(first)
-        if what in ("futex", "futexes"):
-            return _futex(row, tid, what, arguments)
-        if what in ("semaphores", "messages"):
-            return _number(row, ObjectKind[what.upper()], fd)
-        if what in ("path", "path_at"):
-            return _path(row, tid, first if what == "path" else second)
-        if what == "child_id" and first == _P_PIDFD:
+        if object_form in ("futex", "futexes"):
+            return _futex(row, tid, object_form, arguments)
+        if object_form in ("semaphores", "messages"):
+            return _number(row, ObjectKind[object_form.upper()], fd)
+        if object_form in ("path", "path_at"):
+            return _path(row, tid, first if object_form == "path" else second)
+        if object_form == "child_id" and first == _P_PIDFD:
             fd = _s32(second)
-        elif what in ("child", "child_id", "fork"):
-            return _child(row, tid, what, arguments)
-        elif what in ("poll", "select"):
-            fd = only_descriptor(tid, arguments, what == "select")
-            if fd < 0 and (what == "poll" or not first or not any(arguments[1:4])):
-                return _number(row, ObjectKind.DESCRIPTORS, _s32(second) if what == "poll" else 0)
+        elif object_form in ("child", "child_id", "fork"):
+            return _child(row, tid, object_form, arguments)
+        elif object_form in ("poll", "select"):
+            fd = only_descriptor(tid, arguments, object_form == "select")
+            if fd < 0 and (object_form == "poll" or not first or not any(arguments[1:4])):
+                return _number(row, ObjectKind.DESCRIPTORS, _s32(second) if object_form == "poll" else 0)
         return self._source_of_events(row, pid, fd) if fd >= 0 else None
 
     def _source_of_events(self, row: NDArray[Any], pid: int, fd: int) -> tuple[object, ...] | None:
@@ -203,12 +203,12 @@ def _path(row: NDArray[Any], tid: int, address: int) -> tuple[object, ...] | Non
     return (path,) if path else None
 
 
-def _child(row: NDArray[Any], tid: int, what: str, arguments: Sequence[int]) -> tuple[object, ...]:
+def _child(row: NDArray[Any], tid: int, object_form: str, arguments: Sequence[int]) -> tuple[object, ...]:
     """Describe the child that is waited for: in vfork() the last child, else -1 for any child."""
-    if what == "fork":
+    if object_form == "fork":
         children = read_kernel_if_any(f"/proc/{int(row['pid'])}/task/{tid}/children", 1 << 16).split()
         return _number(row, ObjectKind.PROCESS, int(children[-1]) if children else -1)
-    child = _s32(arguments[0] if what == "child" else arguments[1] if arguments[0] == _P_PID else -1)
+    child = _s32(arguments[0] if object_form == "child" else arguments[1] if arguments[0] == _P_PID else -1)
     return _number(row, ObjectKind.PROCESS, max(child, 0) or -1)
 
 

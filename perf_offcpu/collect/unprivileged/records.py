@@ -62,7 +62,7 @@ def wait_records(
     rows["state"], rows["syscall"] = [look.state for look in seen], [look.syscall for look in seen]
     lengths = (waits["end"] - waits["begin"]).astype(np.uint64)
     kinds = np.where(waits["kind"] == BEFORE, int(Kind.BEGAN_BEFORE), int(Kind.WAIT))
-    columns = {name: np.array([getattr(found, name) for found in objects], np.uint64) for name in WaitObject._fields}
+    columns = {name: np.array([getattr(thing, name) for thing in objects], np.uint64) for name in WaitObject._fields}
     payload: dict[str, Any] = {
         "offcpu_ns": lengths,
         "kind": kinds if over else np.full(len(waits), int(Kind.STILL_BLOCKED)),

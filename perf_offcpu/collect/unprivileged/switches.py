@@ -63,9 +63,9 @@ class SwitchLog:
             self._note(chunk.take(np.flatnonzero(is_switch)))
             is_other = chunk.types != RecordType.SWITCH
             is_other[switches] = False
-            rest = bytes_of(chunk.take(np.flatnonzero(is_other)))
-            if len(rest):
-                self.others.append(bytes(rest))
+            others = bytes_of(chunk.take(np.flatnonzero(is_other)))
+            if len(others):
+                self.others.append(bytes(others))
 
     def _note(self, chunk: Chunk) -> None:
         ends = chunk.starts + chunk.sizes

@@ -124,8 +124,8 @@ class Describer:
         """Add to `texts`, a dict for each row, the texts that /proc has; count objects that are not read in time."""
         self._dtype = rows.dtype
         rows_of: dict[int, list[int]] = {}
-        for place, (row, known) in enumerate(zip(rows, texts, strict=True)):
-            if _is_in_proc(row, known):
+        for place, (row, texts_of_row) in enumerate(zip(rows, texts, strict=True)):
+            if _is_in_proc(row, texts_of_row):
                 rows_of.setdefault(int(row["pid"]), []).append(place)
         mounts = Mounts()
         items = [(pid, rows[places].tobytes()) for pid, places in rows_of.items()]

@@ -65,7 +65,7 @@ class ListeningPorts:
         now = time.monotonic()
         until, ports = self._known.get(namespace, (0.0, frozenset[int]()))
         if now >= until:
-            self._known = {key: known for key, known in self._known.items() if known[0] > now}
+            self._known = {key: answer for key, answer in self._known.items() if answer[0] > now}
             ports = listening_ports(pid)
             self._known[namespace] = now + self._valid_s, ports
         return ports

@@ -111,8 +111,8 @@ def with_rights(options: RecordOptions, *, forced: bool) -> RecordOptions:
     from perf_offcpu.collect.bpf.kernel.probes import check_privileges
 
     if os.path.realpath("/proc/self") != f"/proc/{os.getpid()}":  # direct: asks which pid this process has there
-        what = "/proc does not show the processes of this pid namespace, but others under the same ids"
-        raise CapabilityError(what, "mount -t proc proc /proc, as unshare --mount-proc does")
+        reason = "/proc does not show the processes of this pid namespace, but others under the same ids"
+        raise CapabilityError(reason, "mount -t proc proc /proc, as unshare --mount-proc does")
     needs = _needs_bpf(options)
     if forced and needs:
         raise UsageError(f"--unprivileged and {needs} contradict each other")

@@ -27,11 +27,11 @@ def critical_path_from_args(args: argparse.Namespace) -> tuple[Profile, Timeline
     if there is no such thread, or an option selects samples, which would leave gaps in the path."""
     from perf_offcpu.causality.critical_path import choose_thread, critical_path, window_of
 
-    given = [name for name in _OTHERS if getattr(args, "wait_class" if name == "class" else name)]
+    refused = [name for name in _OTHERS if getattr(args, "wait_class" if name == "class" else name)]
     if args.idle != "show":
-        given.append("idle")
-    if given:
-        option = given[0].replace("_", "-")
+        refused.append("idle")
+    if refused:
+        option = refused[0].replace("_", "-")
         raise UsageError(f"--critical-path takes --tid, --pid, --comm and --time, not --{option}")
     selection = selection_from_args(args)
     profile, timeline = _all_threads(args, "--critical-path")

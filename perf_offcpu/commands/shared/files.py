@@ -62,8 +62,8 @@ def note_cut(args: argparse.Namespace, path: str, counts: Mapping[LossCause, int
     added to `args.cut`, a list that all copies of the command line share, for the exit status."""
     causes = [cause for cause in losses.CUT if counts.get(cause)]
     if causes:
-        what = "; ".join(f"{counts[cause]} {cause}" for cause in causes)
-        print(f"perf-offcpu: {printable(path)}: {what}", file=sys.stderr, flush=True)
+        reasons = "; ".join(f"{counts[cause]} {cause}" for cause in causes)
+        print(f"perf-offcpu: {printable(path)}: {reasons}", file=sys.stderr, flush=True)
     if causes and losses.NO_END not in causes:
         args.cut.append(path)
     return bool(causes)

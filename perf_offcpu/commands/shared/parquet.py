@@ -28,8 +28,8 @@ _DEFAULTS: tuple[object, ...] = (None, False, "", [], "show", "thread", MIN_SHAR
 
 def write_dataset(args: argparse.Namespace) -> int:
     """Write each recording as one segment and return the exit status. One that fails is reported."""
-    if given := [name for name in _MEANINGLESS if getattr(args, name) not in _DEFAULTS]:
-        option = {"wait_class": "class"}.get(given[0], given[0]).replace("_", "-")
+    if meaningless := [name for name in _MEANINGLESS if getattr(args, name) not in _DEFAULTS]:
+        option = {"wait_class": "class"}.get(meaningless[0], meaningless[0]).replace("_", "-")
         raise UsageError(f"--{option} means nothing to --parquet, which writes whole recordings")
     paths, _ = inputs(args), _labels(args)
     jobs = min(_jobs(args), len(paths))

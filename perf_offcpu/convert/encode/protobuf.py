@@ -159,13 +159,13 @@ _IN_WORD = 7 * _WORD  # bits
 def varints(values: NDArray[np.integer]) -> Rows:
     """Encode n numbers that are not negative as varints, one a row, all as long as the longest one: readers accept it
     (Perfetto's own writer pads lengths so), and columns of one width are written faster."""
-    whole: U64 = values.astype(np.uint64)
-    width = max(1, -(-int(whole.max(initial=0)).bit_length() // 7))
+    numbers: U64 = values.astype(np.uint64)
+    width = max(1, -(-int(numbers.max(initial=0)).bit_length() // 7))
     if width <= _WORD:
-        return Rows(len(whole), (_Part(_spread(whole, width) | _MORE[width], width),))
-    low = _spread(whole & np.uint64((1 << _IN_WORD) - 1), _WORD) | np.uint64(_EIGHT_MORE)
-    high = _spread(whole >> np.uint64(_IN_WORD), 2) | _MORE[width - _WORD]
-    return Rows(len(whole), (_Part(low, _WORD), _Part(high, width - _WORD)))
+        return Rows(len(numbers), (_Part(_spread(numbers, width) | _MORE[width], width),))
+    low = _spread(numbers & np.uint64((1 << _IN_WORD) - 1), _WORD) | np.uint64(_EIGHT_MORE)
+    high = _spread(numbers >> np.uint64(_IN_WORD), 2) | _MORE[width - _WORD]
+    return Rows(len(numbers), (_Part(low, _WORD), _Part(high, width - _WORD)))
 
 
 def _spread(values: U64, width: int) -> U64:

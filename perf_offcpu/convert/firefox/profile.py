@@ -80,12 +80,12 @@ class _Writer:
         for index, track in enumerate(self.wakeups.tracks):
             in_time = track.rows[np.argsort(begin[track.rows], kind="stable")]
             waits, moments = in_time[timeline.waits[in_time]], in_time[timeline.moments[in_time]]
-            rest = track.rows[~timeline.placed[track.rows]]
+            unplaced = track.rows[~timeline.placed[track.rows]]
             yield _Thread(index, "", waits, begin[waits], timeline.end_ns[waits])
             if len(moments):
                 yield _Thread(index, ON_CPU, moments, begin[moments], begin[moments])
-            if len(rest):
-                yield _Thread(index, NO_PLACE, rest, sums[rest], sums[rest] + self.samples.period[rest])
+            if len(unplaced):
+                yield _Thread(index, NO_PLACE, unplaced, sums[unplaced], sums[unplaced] + self.samples.period[unplaced])
 
     def parts(self) -> Iterator[str]:
         yield '{"meta":' + json.dumps(self._meta(), separators=(",", ":"))
@@ -108,7 +108,7 @@ class _Writer:
         heaviest = np.argsort(-weights, kind="stable").tolist()[:_VISIBLE]
         visible = [[row for row, thread in enumerate(self.threads) if thread.track == track] for track in heaviest]
         of_path = [] if self.path is None else [len(self.threads)]
-        known = {
+        facts = {
             "startTimeAsClockMonotonicNanosecondsSinceBoot": origin,
             "CPUName": printable(meta.cpu_desc),
             "logicalCPUs": meta.nr_cpus,
@@ -133,7 +133,7 @@ class _Writer:
             "markerSchema": MARKERS[:-1] if self.path is None else MARKERS,
             "initialVisibleThreads": sorted(chain.from_iterable(visible)) + of_path,
             "initialSelectedThreads": visible[0][:1] if visible else [],
-        } | {name: value for name, value in known.items() if value}
+        } | {name: value for name, value in facts.items() if value}
 
     def _thread(self, thread: _Thread) -> Iterator[str]:
         track = self.wakeups.tracks[thread.track]

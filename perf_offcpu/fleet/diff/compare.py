@@ -74,8 +74,7 @@ def cubes_of(before: Selected, after: Selected, keys: Sequence[str]) -> tuple[Cu
         cut, recorded = in_blocks(side, begin_ns, length_ns)
         # A block that was hardly recorded has a rate by chance alone.
         kept = {block: ns for block, ns in recorded.items() if 10 * ns >= max(recorded.values(), default=0)}
-        groups = cut.tables.engine.kept(grouped(cut, [BLOCK, *keys]))
-        cubes.append(Cube(cut, groups, kept, BLOCK))
+        cubes.append(Cube(cut, cut.tables.engine.kept(grouped(cut, [BLOCK, *keys])), kept, BLOCK))
     return cubes[0], cubes[1]
 
 

@@ -105,14 +105,14 @@ class Source:
             offset, size = offset + len(part), size - len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def read_exactly(self, what: str, offset: int, size: int, ceiling: int = MAX_SECTION) -> bytes:
+    def read_exactly(self, part: str, offset: int, size: int, ceiling: int = MAX_SECTION) -> bytes:
         """Return `size` bytes at an offset; FormatError if they lie outside the file, or are more than `ceiling`."""
         if size > ceiling or offset + size > self.size:
             problem = f"{size} bytes, the file has {self.size}, at most {ceiling} are read"
-            raise FormatError(self.path, what, problem, offset)
+            raise FormatError(self.path, part, problem, offset)
         data = self.read(offset, size)
         if len(data) != size:
-            raise FormatError(self.path, what, f"{size} bytes wanted, {len(data)} could be read", offset)
+            raise FormatError(self.path, part, f"{size} bytes wanted, {len(data)} could be read", offset)
         return data
 
 

@@ -126,9 +126,9 @@ def slot_names(image: ElfImage, known_symbols: Sequence[tuple[Symbols, bytes]], 
     return names
 
 
-def _resolver_names(slots: U64, targets: U64, known: Symbols, strings: bytes) -> Names:
+def _resolver_names(slots: U64, targets: U64, resolvers: Symbols, strings: bytes) -> Names:
     """Return slot → name for slots that an IFUNC resolver fills: the symbol at targets[i], the first of best rank."""
-    candidates = known.take(is_among(known.start, distinct(targets)))
+    candidates = resolvers.take(is_among(resolvers.start, distinct(targets)))
     candidates = candidates.take(np.lexsort((-candidates.rank.astype(np.int64), candidates.start)))
     best = dict(zip(candidates.start.tolist(), candidates.name.tolist(), strict=True))  # the last one stays
     pairs = zip(slots.tolist(), targets.tolist(), strict=True)

@@ -133,13 +133,13 @@ class _Comparer:
             sum_by(part, side.subject.samples.period, groups.number).astype(np.float64) * side.scale
             for part, side in zip(group_of_side, self.sides, strict=True)
         )
-        change, whole = after - before, before + after
+        change, both = after - before, before + after
         error = self._error(group_of_side, groups.number, before, after)
-        errors = errors_needed(int((whole >= ERRORS * error).sum()))
+        errors = errors_needed(int((both >= ERRORS * error).sum()))
         error = np.maximum(error, self._error_of_slices(group_of_side, np.abs(change) > errors * error))
         noise = errors * error
         is_noise = np.abs(change) <= noise
-        order = np.lexsort((-whole, -np.abs(change), is_noise))
+        order = np.lexsort((-both, -np.abs(change), is_noise))
         real = int((~is_noise).sum())
         shown = order if limit is None else order[: min(limit, real)]
         return Table(
@@ -156,7 +156,7 @@ class _Comparer:
         variance, doubtful = (before**2 + after**2) * _CLOCK_ERROR**2, np.zeros(groups)
         for part, side, sign in zip(group_of_side, self.sides, (-1, 1), strict=True):
             steady = self.per.is_steady and side.is_offcpu
-            known, unproven = variance_by_length(
+            proven, unproven = variance_by_length(
                 side.subject.samples,
                 part,
                 groups,
@@ -164,7 +164,7 @@ class _Comparer:
                 stack_period_ns=side.profile.meta.sampling.stack_period_ns,
                 whole_ns=max(side.recorded.total_ns, 1.0) if steady else np.inf,
             )
-            variance += side.scale**2 * known
+            variance += side.scale**2 * proven
             doubtful += side.scale**2 * unproven * sign
         return np.sqrt(variance + np.abs(doubtful))
 

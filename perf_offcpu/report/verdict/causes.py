@@ -127,11 +127,11 @@ def cells_of(subject: Profile, waits: Waits, causes: Causes, holders: Holders, k
     `holders`: `holders_of(subject)`. `kind`: int64[samples], Kind."""
     samples = subject.samples
     who = (samples.pid, samples.tid, samples.comm)
-    what = (waits.wait_class, waits.rule, causes.function, named_objects(subject))
-    facts = (*who, *what, _peers(subject, holders), network_of(subject, waits).cause, kind)
+    cause = (waits.wait_class, waits.rule, causes.function, named_objects(subject))
+    facts = (*who, *cause, _peers(subject, holders), network_of(subject, waits).cause, kind)
     first, group_of = group(*facts)
     columns = [fact[first].astype(np.int64) for fact in facts]
-    del what, facts
+    del cause, facts
     delay = np.where(waits.wait_class == WaitClass.RUNQUEUE, samples.period, np.maximum(samples.runq_ns, 0))
     blocked = samples.period - delay
     return Cells(*columns, *(sum_by(group_of, values, len(first)) for values in (blocked, delay, samples.count)))
@@ -168,18 +168,18 @@ def largest_causes(profile: Profile, waits: Waits, causes: Causes, cells: Cells)
     """Return the largest causes of some cells, largest first; their `command` and `cpus` are empty."""
     first, group_of = group(cells.wait_class, cells.rule)
     total = sum_by(group_of, cells.weight, len(first))
-    found = [index for index in np.argsort(-total, kind="stable")[:_CAUSES].tolist() if total[index] > 0]
-    return [_cause(profile, waits, causes, cells.take(group_of == index)) for index in found]
+    cells_of_causes = [index for index in np.argsort(-total, kind="stable")[:_CAUSES].tolist() if total[index] > 0]
+    return [_cause(profile, waits, causes, cells.take(group_of == index)) for index in cells_of_causes]
 
 
 def _cause(profile: Profile, waits: Waits, causes: Causes, cells: Cells) -> Cause:
     rule = waits.rules[cells.rule[0]] if cells.rule[0] >= 0 else None
-    whole, (first, function_of) = int(cells.weight.sum()), group(cells.function)
+    total, (first, function_of) = int(cells.weight.sum()), group(cells.function)
     sums = sum_by(function_of, cells.weight, len(first))
     largest = np.argsort(-sums, kind="stable")[:_PLACES].tolist()
     weights = sums.tolist()  # of Python: percentages of them need more than 63 bits
-    large = [index for index in largest if 100 * weights[index] >= _PLACE_PERCENT * whole]
-    if large and 100 * weights[large[0]] >= SOLE_PERCENT * whole:
+    large = [index for index in largest if 100 * weights[index] >= _PLACE_PERCENT * total]
+    if large and 100 * weights[large[0]] >= SOLE_PERCENT * total:
         large = large[:1]
     places = []
     for index in large:
@@ -190,7 +190,7 @@ def _cause(profile: Profile, waits: Waits, causes: Causes, cells: Cells) -> Caus
         WaitClass(cells.wait_class[0]).label,
         rule.program if rule else "",
         rule.meaning if rule else "",
-        whole,
+        total,
         cells.threads(profile),
         len(first),
         places,

@@ -149,7 +149,7 @@ def verdict_of(
     listed = sorted(counted + for_cpu, key=lambda cause: -cause.weight)
     listed = [cause for cause in listed if cause is listed[0] or 100 * cause.weight >= _CAUSE_PERCENT * weight]
     still_blocked, longest = _still_blocked(subject, waits, causes, kind)
-    hidden, hidden_ms = (profile.losses.get(one, 0) for one in (losses.IDLE_THREADS, losses.IDLE_MS))
+    hidden, hidden_ms = (profile.losses.get(loss, 0) for loss in (losses.IDLE_THREADS, losses.IDLE_MS))
     queued = len(budget) or (subject.samples.runq_ns >= 0).any() or runq
     view = ["--budget-by", "comm"] if len(budget) else ["--sort", "comm,class"]
     return Verdict(
@@ -178,15 +178,15 @@ def _processes(profile: Profile, budget: Budget) -> str:
     else the process with most threads, and the number of other processes."""
     samples, comms, words = profile.samples, profile.comms, profile.meta.cmdline
     strings = {profile.strings[row] for row in distinct(comms.comm).tolist()}
-    for at, word in enumerate(words[2:], 2):  # perf needs no "--" before a command
+    for index, word in enumerate(words[2:], 2):  # perf needs no "--" before a command
         if basename(word)[:_COMM_LENGTH] in strings:
-            return printable(shlex.join(words[at:]))
+            return printable(shlex.join(words[index:]))
     first, _ = group(np.append(samples.pid, budget.pid), np.append(samples.tid, budget.tid))
     pids, threads = np.unique(np.append(samples.pid, budget.pid)[first], return_counts=True)
     if not len(pids):
         return ""
     asked = [int(number) for word in words for number in re.findall(r"^(?:-p|--pid=)?(\d+)\b", word)]
-    pid = next((one for one in asked if one in comms.tid or one in pids), int(pids[threads.argmax()]))
+    pid = next((task for task in asked if task in comms.tid or task in pids), int(pids[threads.argmax()]))
     names = [*samples.comm[samples.pid == pid].tolist()[:1], *comms.comm[comms.tid == pid].tolist()]
     comm = thread_label(profile.strings[names[-1]]) if names else "process"
     more = int((pids != pid).sum())
@@ -201,11 +201,11 @@ def _waits_for_cpu(profile: Profile, budget: Budget, busy: Cells, options: Seque
         if lives
         else (busy.pid, busy.tid, busy.comm, busy.runq)
     )
-    whole, descending = int(weight.sum()), np.argsort(-weight, kind="stable")
-    if not whole:
+    total, descending = int(weight.sum()), np.argsort(-weight, kind="stable")
+    if not total:
         return []
     before = np.cumsum(weight[descending]) - weight[descending]
-    rows = descending[before < _MOST_OF_TIME * whole]
+    rows = descending[before < _MOST_OF_TIME * total]
     cpus, view = dict[str, float](), ["--class", WaitClass.RUNQUEUE.label]
     if lives and lives.running is not None:
         view, span = ["--budget-by", "comm"], max(sum(end - begin for begin, end in profile.meta.recorded), 1)
@@ -213,7 +213,7 @@ def _waits_for_cpu(profile: Profile, budget: Budget, busy: Cells, options: Seque
         cpus = {"wanted": (ran + waited) / span, "got": ran / span, "all": profile.meta.nr_cpus}
     threads = threads_of(profile, pid[rows], tid[rows], comm[rows], weight[rows])
     label, command = WaitClass.RUNQUEUE.label, _command(options, view)
-    return [Cause(label, "", "", whole, threads, 1, [], Peers("", {}), {}, cpus, command)]
+    return [Cause(label, "", "", total, threads, 1, [], Peers("", {}), {}, cpus, command)]
 
 
 def _still_blocked(profile: Profile, waits: Waits, causes: Causes, kind: I64) -> tuple[int, list[BlockedThread]]:
@@ -247,15 +247,15 @@ def _loss(counts: Mapping[LossCause, int], profile: Profile, waits: ProfileSampl
         return None
     names = (Stage.NAMES, Stage.LINES)
     cause = max(counts, key=lambda cause: (cause.in_last_line, cause.stage not in names, counts[cause]))
-    whole, of, count = 0, "", counts[cause]
+    possible, unit, count = 0, "", counts[cause]
     if cause.stage in names:
-        whole, of = max(len(profile.frames), count), "addresses"
+        possible, unit = max(len(profile.frames), count), "addresses"
     elif cause.stage is Stage.BPF:
-        whole, of = int(waits.count.sum()) + count, "waits"
+        possible, unit = int(waits.count.sum()) + count, "waits"
     elif cause.stage is Stage.UNWIND:
-        whole, of = len(profile.samples), "samples"
-    percent = round(min(100 * count / whole, 100.0), 2) if whole else None
-    return Loss(str(cause), count, percent, of, len(counts))
+        possible, unit = len(profile.samples), "samples"
+    percent = round(min(100 * count / possible, 100.0), 2) if possible else None
+    return Loss(str(cause), count, percent, unit, len(counts))
 
 
 def _with_cgroups(cause: Cause, subject: Profile, waits: Waits) -> Cause:

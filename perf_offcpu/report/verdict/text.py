@@ -67,10 +67,10 @@ def wrapped(sentences: Iterable[str], width: int = _WIDTH) -> Iterator[str]:
 
 def _recording(verdict: Verdict, meta: Meta) -> str:
     words = meta.cmdline
-    at = words.index("--") + 1 if "--" in words else 0
-    command = cut(printable(shlex.join(words[at:])) if at else verdict.processes, _COMMAND)
+    command_index = words.index("--") + 1 if "--" in words else 0
+    command = cut(printable(shlex.join(words[command_index:])) if command_index else verdict.processes, _COMMAND)
     if is_of_machine(meta):
-        command = f"whole machine during {command}" if at else "whole machine"
+        command = f"whole machine during {command}" if command_index else "whole machine"
     date = ""
     if meta.wall_clock_ns:
         seconds = (meta.wall_clock_ns + meta.first_ns - meta.wall_clock_at_ns) // 10**9
@@ -78,7 +78,7 @@ def _recording(verdict: Verdict, meta: Meta) -> str:
     cpus = f" on {plural(meta.nr_cpus, 'CPU')}" if meta.nr_cpus else ""
     host = f" of {printable(meta.hostname)}" if meta.hostname else ""
     recorded = sum(end - begin for begin, end in meta.recorded)
-    ns = meta.duration_ns if at else max(recorded, meta.duration_ns)
+    ns = meta.duration_ns if command_index else max(recorded, meta.duration_ns)
     lasted = f"{ns / 1e9:.3f} s" if ns > 0 else ""
     threads = f"{plural(verdict.threads, 'thread')}{cpus}"
     parts = (command, lasted, threads, f"{basename(meta.source) or '-'}{host}{date}")
@@ -91,10 +91,10 @@ def _whole(verdict: Verdict) -> Iterator[str]:
     blocked = verdict.weight - (running or 0) - (runq or 0)
     parts = ((running, "running"), (runq, "waiting for a CPU"), (blocked, "blocked"))
     shares = [f"{_percent(ns, verdict.weight)} {words}" for ns, words in parts if ns is not None]
-    of = "off-CPU time" if running is None else "threads' time"
+    kind_of_time = "off-CPU time" if running is None else "threads' time"
     if verdict.weight:
         parted = f": {' · '.join(shares)}" if len(shares) > 1 else " (running and run queue not known)"
-        yield f"Of {time_text(verdict.weight)} of {of}{parted}"
+        yield f"Of {time_text(verdict.weight)} of {kind_of_time}{parted}"
     if verdict.idle_threads:
         threads = plural(verdict.idle_threads, "thread")
         yield f"Idle besides: {threads} that only waited for work, {time_text(verdict.idle)}"
@@ -211,9 +211,9 @@ def _blocked(verdict: Verdict) -> str:
 def _blocked_thread(thread: BlockedThread) -> str:
     where = f" in {thread.function}" if thread.function else ""
     longer = " or longer" if thread.began_before else ""
-    what = f"{thread.wait_class}: {thread.object}" if thread.object else thread.wait_class
-    what += f"; {thread.network}" if thread.network else ""
-    return f"{thread.comm} {thread.tid}{where} ({what}) for {time_text(thread.weight)}{longer}"
+    cause = f"{thread.wait_class}: {thread.object}" if thread.object else thread.wait_class
+    cause += f"; {thread.network}" if thread.network else ""
+    return f"{thread.comm} {thread.tid}{where} ({cause}) for {time_text(thread.weight)}{longer}"
 
 
 def _loss(loss: Loss) -> str:

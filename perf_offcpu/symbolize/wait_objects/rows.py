@@ -94,16 +94,16 @@ def wakers_of(recording: Recording, row: I32) -> dict[tuple[int, int], int]:
     pids = samples.pid[ended_rows].astype(np.int64) << 32 | samples.waker_pid[ended_rows]
     pairs, pair_of_row = np.unique(pids, return_inverse=True)
     distinct, counts = np.unique(row[ended_rows].astype(np.int64) << 32 | pair_of_row, return_counts=True)
-    whole: Counter[tuple[int, int]] = Counter()
+    ends: Counter[tuple[int, int]] = Counter()
     pair = pairs[distinct & 0xFFFFFFFF]
     columns = (distinct >> 32, pair >> 32, pair & 0xFFFFFFFF)
     rows = list(zip(*(column.tolist() for column in columns), strict=True))
     for (thing, sleeper, _), count in zip(rows, counts.tolist(), strict=True):
-        whole[thing, sleeper] += count
+        ends[thing, sleeper] += count
     return {
         (thing, sleeper): waker
         for (thing, sleeper, waker), count in zip(rows, counts.tolist(), strict=True)
-        if 2 * count > whole[thing, sleeper] and waker != sleeper
+        if 2 * count > ends[thing, sleeper] and waker != sleeper
     }
 
 

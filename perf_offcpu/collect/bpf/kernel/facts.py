@@ -71,8 +71,8 @@ def explore(btf: Btf) -> KernelFacts:
     tracepoints = {name: point for name in _TRACEPOINTS if (point := btf.tracepoint(name))}
     missing = [name for name in _TRACEPOINTS if name not in tracepoints and name not in _OPTIONAL]
     if missing or not btf.member("task_struct", "bpf_storage"):
-        what = f"the tracepoint {missing[0]} in its BTF" if missing else "BPF task storage"
-        raise CapabilityError(f"kernel {platform.release()} lacks {what}", members.KERNEL_NEEDED)
+        lacking = f"the tracepoint {missing[0]} in its BTF" if missing else "BPF task storage"
+        raise CapabilityError(f"kernel {platform.release()} lacks {lacking}", members.KERNEL_NEEDED)
     symbols = read_kernel_if_any(str(KALLSYMS))
     defines = {
         **members.task_members(btf),
@@ -157,12 +157,12 @@ def _preempt_count(btf: Btf) -> Defines:
     count = _distance(btf, "preempt_count", "__preempt_count")
     if not run_queue["TASK_CFS_RQ"] or count is None:
         return {**common, "OFFCPU_PREEMPT_COUNT": 0}
-    found: Defines = {**common, **run_queue, "OFFCPU_PREEMPT_COUNT": 2, "PREEMPT_COUNT": count}
+    defines: Defines = {**common, **run_queue, "OFFCPU_PREEMPT_COUNT": 2, "PREEMPT_COUNT": count}
     end, in_use = (_distance(btf, name, name) for name in ("hardirq_stack_ptr", "hardirq_stack_inuse"))
     row = MACHINES.get(platform.machine())
     if end is not None and in_use is not None and row and row.has_irq_stack:
-        found |= {"OFFCPU_IRQ_STACK": 1, "IRQ_STACK_PTR": end, "IRQ_STACK_IN_USE": in_use}
-    return found
+        defines |= {"OFFCPU_IRQ_STACK": 1, "IRQ_STACK_PTR": end, "IRQ_STACK_IN_USE": in_use}
+    return defines
 
 
 def _distance(btf: Btf, member: str, variable: str) -> str | None:
