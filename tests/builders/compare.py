@@ -10,13 +10,11 @@ import numpy as np
 
 from perf_offcpu.model.recording import Recording, SampleFlag
 
-_ROWS_ELSEWHERE = ("comm", "space", "callchain", "waker_callchain", "snapshot")
-
 
 def sample_rows(recording: Recording, without: Iterable[str] = ()) -> list[tuple[Any, ...]]:
     """Samples as tuples, in order: all columns but `without`, then comm, callchain and maps, spelt out."""
     samples, strings = recording.samples, recording.strings
-    skipped = {*_ROWS_ELSEWHERE, *without}
+    skipped = {"comm", "space", "callchain", "waker_callchain", "snapshot", *without}
     columns: list[Iterable[Any]] = [getattr(samples, name).tolist() for name in samples.columns if name not in skipped]
     columns.append(strings[row] for row in samples.comm.tolist())
     chains = [tuple(recording.callchains.row(row).tolist()) for row in range(len(recording.callchains))]

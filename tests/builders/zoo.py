@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import zstandard
 from builders.foreign import big_endian
 from builders.recording import (
     BASE,
@@ -219,3 +220,14 @@ def _deferred(spec: EventSpec, cookie: int, ips: list[int], time: int, final: bo
     if final:
         return pack_record(RecordType.CALLCHAIN_DEFERRED, 2, {"cookie": cookie, "ips": ips}, trailer)
     return frame_record(RecordType.CALLCHAIN_DEFERRED, 2, CALLCHAIN_DEFERRED_V12.pack({"ips": [USER, *ips]}) + trailer)
+
+
+_PIECE = bytes(4 << 20)
+
+
+def zeros_packed(size: int, head: bytes = b"") -> bytes:
+    """`head` and at least so many zeros as a zstd frame, 30 bytes a megabyte; never all of them in memory."""
+    packer = zstandard.ZstdCompressor().compressobj()
+    packed = [packer.compress(head)]
+    packed += [packer.compress(_PIECE) for _ in range(-(-size // len(_PIECE)))]
+    return b"".join([*packed, packer.flush()])

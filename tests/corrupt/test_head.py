@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import zstandard
 from builders import zoo
-from builders.bombs import zeros_packed
 from builders.recording import BASE, event, sample, write
+from builders.zoo import zeros_packed
 from corrupt.damage import SOUND, Damaged, header_at, periods
 
 from perf_offcpu import losses

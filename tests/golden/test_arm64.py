@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders.perf_text import parse
+from builders.refused import output
 
 from perf_offcpu import losses
 from perf_offcpu.analysis.classes.classify import classify
@@ -57,16 +58,14 @@ def test_no_time_is_lost(folded: dict[str, int]) -> None:
 
 
 def test_system_calls_have_their_names_on_arm64(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", "-i", str(DATA / "own.data"), *SYMBOLS]) == 0
-    shown = capsys.readouterr().out
+    shown = output(capsys, "report", "-i", str(DATA / "own.data"), *SYMBOLS)
     assert "aarch64" in shown
     assert {"clock_nanosleep()", "futex()"} <= set(shown.split())
 
 
 def test_names_are_perfs(capsys: pytest.CaptureFixture[str]) -> None:
     """Names of the kernel and the program; there is no copy of the machine's libc."""
-    assert main(["script", "-i", str(DATA / "perf.data"), *SYMBOLS]) == 0
-    ours = parse(capsys.readouterr().out)
+    ours = parse(output(capsys, "script", "-i", str(DATA / "perf.data"), *SYMBOLS))
     theirs = parse(lzma.decompress((DATA / "perf.script.txt.xz").read_bytes()).decode())
     assert len(ours) == len(theirs) > 100
     for own, perf in zip(ours, theirs, strict=True):

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders import stock_perf
+from builders.converted import inject
 from builders.foreign import big_endian
-from builders.injected import inject
 from builders.stock_perf import with_names
 
 from perf_offcpu.decode.load import load_recording

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders.injected import inject
+from builders.converted import inject
 from builders.perf_text import Printed, parse
 from builders.stock_perf import perf, with_names
 

@@ -24,8 +24,6 @@ from perf_offcpu.symbolize.symbolizer import symbolize
 USER_DEFERRED = 2**64 - 640  # PERF_CONTEXT_USER_DEFERRED, include/uapi/linux/perf_event.h
 DEPTH = 100  # depth of the recursion in which napper naps
 
-PERFS_EVENTS = ["-e", "cpu-clock", "-F", "999"]
-
 
 @pytest.fixture(scope="module", autouse=True)
 def deferral() -> None:
@@ -49,7 +47,7 @@ def perfs(request: pytest.FixtureRequest, napper: Path, tmp_path_factory: pytest
     if version() < (7, 0):
         pytest.skip(f"perf {version()} cannot ask for deferred callchains (7.0 can)")
     path = tmp_path_factory.mktemp("perfs") / "perf.data"
-    options = ["--call-graph", "fp,defer", *PERFS_EVENTS, *request.param]
+    options = ["--call-graph", "fp,defer", "-e", "cpu-clock", "-F", "999", *request.param]
     command = ["perf", "record", *options, "-o", path, "--", "sh", "-c", f"echo | {napper} 20"]
     subprocess.run(command, check=True, capture_output=True, timeout=120)
     return path

@@ -84,7 +84,14 @@ def test_each_nap_has_the_name_that_the_thread_had(hostile: Made) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [*("report script".split()), *(f"convert --{one} -o -" for one in ("folded", "flamegraph")), "perf"]
+    "command",
+    [
+        "report",
+        "script",
+        "convert --folded -o -",
+        pytest.param("convert --flamegraph -o -", marks=pytest.mark.long),
+        "perf",
+    ],
 )
 def test_it_is_readable(command: str, hostile: Made) -> None:
     words = [PROGRAM, *command.split()]

@@ -24,7 +24,6 @@ pytestmark = pytest.mark.beside
 
 PROGRAMS = Path(__file__).parent / "python"
 SYSTEM = "/usr/bin/python3"
-SECONDS = 1.5
 LATE_NS = 2 * MS  # after its wait a thread waits for the GIL before it notes the end
 
 Place = tuple[str, int]  # symbol and line
@@ -86,7 +85,7 @@ def test_waits_have_the_functions_and_lines_that_the_program_logs(python: str, t
     command = shutil.which(python)
     if not command or subprocess.run([command, "-c", ""], check=False, capture_output=True).returncode:
         pytest.skip(f"{python} is not installed")
-    done = run("--", command, PROGRAMS / "waits.py", str(SECONDS), cwd=tmp_path)
+    done = run("--", command, PROGRAMS / "waits.py", "1.5", cwd=tmp_path)
     rows, functions, lines, wrong = judge(done.profile, logged(done.stdout))
     assert len(rows) > 300 / PATIENCE
     assert wrong == 0

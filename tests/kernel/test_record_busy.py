@@ -15,14 +15,13 @@ from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import SampleFlag
 
 LONGEST_MS = 250 * PATIENCE  # 26 to 75 ms were measured; a host may take the CPU away for as long again
-PIPES = 16
 
 
 @contextmanager
 def many_switches(seconds: float) -> Iterator[None]:
     """Run pairs of tasks that do nothing but wake each other: an RCU grace period takes up to a minute."""
     command = ["timeout", str(seconds), "perf", "bench", "sched", "pipe", "-l", "1000000000"]
-    benches = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for _ in range(PIPES)]
+    benches = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for _ in range(16)]
     try:
         yield
     finally:

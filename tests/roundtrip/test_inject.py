@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders.compare import assert_same, assert_same_but_retyped
+from builders.converted import inject
 from builders.foreign import big_endian
-from builders.injected import inject
 
 from perf_offcpu.abi.records import RecordType
 from perf_offcpu.decode.load import load_recording

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from builders.compiled import addresses
 from builders.objects import elf_build_id
+from builders.refused import output
 from builders.stock_perf import version
 from unit.symbolize.lines.test_inlined_frames import frames, recording
 from unit.symbolize.lines.test_lines import build
@@ -62,8 +63,7 @@ def test_an_archive_gives_the_same_names_as_the_machine(
     assert main(["archive", "--unpack", str(archive), "-C", str(there)]) == 0
     assert (there / "perf.data").read_bytes() == (PERF / "direct.data").read_bytes()
     capsys.readouterr()
-    assert main(["script", "-f", "-i", str(there / "perf.data"), "--symfs", str(there / "symbols")]) == 0
-    text = capsys.readouterr().out
+    text = output(capsys, "script", "-f", "-i", str(there / "perf.data"), "--symfs", str(there / "symbols"))
     assert "t_sleeper+" in text
     assert "__x64_sys_clock_nanosleep+" in text or "do_nanosleep+" in text
 

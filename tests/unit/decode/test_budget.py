@@ -26,12 +26,11 @@ from perf_offcpu.model.recording import Budget, Recording, SampleFlag, Samples
 from perf_offcpu.perfdata.events import EventSpec
 
 HEAD = BUDGETS.offset("budgets")
-WALL_NS = 10**18
 BLOCKED = SampleFlag.OFFCPU | SampleFlag.STILL_BLOCKED
 
 
 def file(path: Path, *payloads: bytes) -> Path:
-    return write(path, [COUNTERS], map(told, payloads), host("here", WALL_NS))
+    return write(path, [COUNTERS], map(told, payloads), host("here", 10**18))
 
 
 def read(payload: bytes, order: Order = "<") -> Budget:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from builders.dataset import BEGIN, DatasetBuilder
+from builders.refused import output
 
 from perf_offcpu.cli import main
 
@@ -45,8 +46,7 @@ def between(ends: tuple[str, str]) -> dict[str, Any]:
 
 
 def path(capsys: pytest.CaptureFixture[str], dataset: Path, *words: str) -> Any:
-    assert main(["fleet", "path", str(dataset), "--json", *words]) == 0
-    return json.loads(capsys.readouterr().out)
+    return json.loads(output(capsys, "fleet", "path", str(dataset), "--json", *words))
 
 
 def steps(found: Any) -> dict[tuple[Any, ...], float]:
@@ -121,8 +121,7 @@ def test_what_nobody_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert steps(path(capsys, dataset)) == {
         ((), "unknown peer", f"tcp {end}"): ms for end, ms in ((API, 60), ("127.0.0.1:80", 30), ("10.0.0.9:80", 10))
     }
-    assert main(["fleet", "path", str(dataset)]) == 0
-    out = capsys.readouterr().out
+    out = output(capsys, "fleet", "path", str(dataset))
     assert "100 % of 0.1 s that webd on web waited for TCP connections, the other end is in no recording" in out
     assert "without an agent, or a thread that waits briefly (mostly tcp 10.0.0.2:80)" in out
     assert "Unknown peers: 100.00%." in out
@@ -130,8 +129,7 @@ def test_what_nobody_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_the_first_sentence_and_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dataset = three_tiers(web=0, api=3, db=0).write(tmp_path)
-    assert main(["fleet", "path", str(dataset), "--host", "web", "--limit", "1"]) == 0
-    out = capsys.readouterr().out
+    out = output(capsys, "fleet", "path", str(dataset), "--host", "web", "--limit", "1")
     assert (
         "# 61 % of 0.4 s that webd on web waited for TCP connections, dbd on db, for apid on api, waited: disk" in out
     )
@@ -144,8 +142,7 @@ def test_the_first_sentence_and_the_table(tmp_path: Path, capsys: pytest.Capture
 def test_nothing_to_follow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dataset = DatasetBuilder().host("web").wait("web", 5).write(tmp_path)
     assert path(capsys, dataset)["steps"] == []
-    assert main(["fleet", "path", str(dataset)]) == 0
-    assert "No wait for a TCP connection" in capsys.readouterr().out
+    assert "No wait for a TCP connection" in output(capsys, "fleet", "path", str(dataset))
 
 
 def test_a_sample_stands_for_more_waits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,11 +15,10 @@ import numpy as np
 import pytest
 from builders.dataset import BEGIN, HOUR, DatasetBuilder, rows_of
 from builders.examples import examples
-from builders.refused import refused
+from builders.refused import output, refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perf_offcpu.cli import main
 from perf_offcpu.dataset.dataset import open_dataset
 from perf_offcpu.errors import UsageError
 from perf_offcpu.fleet.diff.outliers import limit_of, robust_z
@@ -251,8 +250,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def diff(capsys: pytest.CaptureFixture[str], dataset: Path, *words: str) -> Any:
-    assert main(["fleet", "diff", str(dataset), "--json", *words]) == 0
-    return json.loads(capsys.readouterr().out)
+    return json.loads(output(capsys, "fleet", "diff", str(dataset), "--json", *words))
 
 
 def changed(table: Any, key: str) -> dict[str, int]:
@@ -263,8 +261,8 @@ def changed(table: Any, key: str) -> dict[str, int]:
 
 def test_other_hosts(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = diff(capsys, dataset, "--label", "version=2", "--baseline", "version=1")
-    assert main(["fleet", "report", str(dataset), "--label", "version=2", "--json"]) == 0
-    weight = json.loads(capsys.readouterr().out)["tables"][0]["weight"]
+    shown = output(capsys, "fleet", "report", str(dataset), "--label", "version=2", "--json")
+    weight = json.loads(shown)["tables"][0]["weight"]
     assert found["total"]["after"] == pytest.approx(weight / (12 * HOUR) * 1e9), "for each second recorded"
     for table in found["tables"]:
         assert sum(row["after"] for row in table["rows"]) == pytest.approx(found["total"]["after"])
@@ -398,8 +396,7 @@ def test_percentiles_are_those_of_the_waits(loop: Path, capsys: pytest.CaptureFi
 
 
 def text(capsys: pytest.CaptureFixture[str], dataset: Path, *words: str) -> str:
-    assert main(["fleet", "diff", str(dataset), *words]) == 0
-    return capsys.readouterr().out
+    return output(capsys, "fleet", "diff", str(dataset), *words)
 
 
 @pytest.mark.long
@@ -420,20 +417,17 @@ def test_rates_of_other_events(tmp_path: Path, capsys: pytest.CaptureFixture[str
             builder.wait(f"web{host}", number, event=event, **no_wait)
     words = ["fleet", "diff", str(builder.write(tmp_path / "set"))]
     versions = ("--label", "version=1", "--baseline", "version=0", "--event")
-    assert main([*words, *versions, "instructions"]) == 0
-    out = capsys.readouterr().out
+    out = output(capsys, *words, *versions, "instructions")
     assert "2000.000 → 2000.000 /s of a host" in out and "# Instructions per second of a host, by class\n" in out
-    assert main([*words, *versions, "cpu-clock", "--unit", "us"]) == 0
-    out = capsys.readouterr().out
+    out = output(capsys, *words, *versions, "cpu-clock", "--unit", "us")
     assert "10000.000 → 10000.000 us/s of a host" in out and "# Cpu-clock us per second of a host" in out
-    assert main([*words, "--event", "instructions"]) == 0
-    assert "if it is 1 % of a host's weight" in " ".join(capsys.readouterr().out.replace("#", "").split())
+    out = output(capsys, *words, "--event", "instructions")
+    assert "if it is 1 % of a host's weight" in " ".join(out.replace("#", "").split())
 
 
 def test_a_host_unlike_the_others(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [(row["host"], row["class"]) for row in diff(capsys, dataset)["rows"]] == [("web5", "disk")]
-    assert main(["fleet", "diff", str(dataset)]) == 0
-    assert "web5  disk" in capsys.readouterr().out
+    assert "web5  disk" in text(capsys, dataset)
 
 
 @pytest.mark.parametrize(("words", "sentence"), examples("unit/sentences.txt", "fleet diff"))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders.refused import output
 
 from perf_offcpu.cli import main
 from perf_offcpu.fleet.tables import Tables
@@ -24,9 +25,7 @@ def recording(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 def json_of(capsys: pytest.CaptureFixture[str], *words: str | Path) -> Any:
-    capsys.readouterr()
-    assert main([*map(str, words), "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
+    return json.loads(output(capsys, *map(str, words), "--json"))
 
 
 @pytest.mark.parametrize("keys", ["class", "comm,class", "pid,tid", "syscall,state", "object"])

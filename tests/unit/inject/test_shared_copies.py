@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from builders.chains import chains_of
 from builders.compare import sample_rows
+from builders.converted import inject
 from builders.foreign import big_endian
-from builders.injected import inject
 from builders.program import run as perf_offcpu
 from builders.recording import BASE, USER, S, comm, event, sample, side, write
 from builders.switching import SwitchTable, write_switches

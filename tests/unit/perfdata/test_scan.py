@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import zstandard
 from builders import zoo
-from builders.bombs import zeros_packed
 from builders.compare import assert_same
 from builders.recording import BASE, TRACKING, S, event, side, write
+from builders.zoo import zeros_packed
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -340,7 +340,6 @@ def test_whatever_is_missing_waits_do_not_overlap(machine: Machine, data: st.Dat
 
 
 # Linux 3.16 on a 32-bit machine: longs of 4 bytes, other offsets, one letter for each bit of the mask.
-OLD_FORMAT = (FORMATS / "sched_switch-3.16.txt").read_text()
 NEW_STATES = {0: 0, 1: 1, 2: 2, 4: 4, 8: 8, 0x40: 0x40, 0x80: 0x402, 0x100: 0}
 OLD_STATES = {0: 0, 1: 1, 2: 2, 2 | 128: 0x102, 4: 4, 8: 8, 512: 0x40, 1024: 0, 1 | 1024: 0}
 MS = 1_000_000
@@ -370,7 +369,7 @@ def waits_of(recording: Recording) -> Samples:
 
 @pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize(("text", "states"), [
-    (FORMAT, NEW_STATES), (OLD_FORMAT, OLD_STATES),
+    (FORMAT, NEW_STATES), ((FORMATS / "sched_switch-3.16.txt").read_text(), OLD_STATES),
     (re.sub(r"print fmt:.*", "print fmt: (none)", FORMAT, flags=re.DOTALL), NEW_STATES),
 ], ids=["new", "old", "no flags"])  # fmt: skip
 def test_states_of_any_kernel(tmp_path: Path, text: str, states: dict[int, int], order: Order) -> None:

@@ -60,7 +60,6 @@ def bursts(rng: np.random.Generator, *, threads: int, number: int, wait_ns: floa
 
 
 RECORDED = RecordedTime.of(Meta(begin_ns=1, end_ns=LENGTH_NS + 1))
-PAIRS = 150
 
 
 def by_length(samples: ProfileSamples, **options: Any) -> tuple[float, float]:
@@ -95,7 +94,7 @@ LOADS: dict[str, Callable[[np.random.Generator], ProfileSamples]] = {
 def test_equal_loads_hardly_ever_differ(kind: str) -> None:
     rng = np.random.default_rng(16)
     far = []
-    for _ in range(PAIRS):
+    for _ in range(150):
         one, other = (LOADS[kind](rng) for _ in range(2))
         far.append(abs(float(one.period.sum() - other.period.sum())) / error(one, other))
     # 3 standard errors: 0.3 % of normal variables; one pair in 50 is the most for few waits and bursts.
