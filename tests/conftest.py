@@ -83,7 +83,9 @@ def own_caches(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixture
             (cache / "perf-offcpu" / "programs").symlink_to(programs)
         compiled.kept = request.config.cache.mkdir("builds")
     # perf itself looks into its configuration. What it keeps is not for ours, whose answers it would change.
-    (caches / "perfconfig").write_text(f"[buildid]\n\tdir = {caches / 'debug-of-perf'}\n")
+    # On a busy machine it gives up addr2line after its usual 5 s, and says so.
+    config = f"[buildid]\n\tdir = {caches / 'debug-of-perf'}\n[core]\n\taddr2line-timeout = 300000\n"
+    (caches / "perfconfig").write_text(config)
     home = caches / "home"
     home.mkdir()
     kept = {name: value for name, value in os.environ.items() if KEPT.fullmatch(name)}

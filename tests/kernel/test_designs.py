@@ -185,7 +185,8 @@ def test_a_lock_convoy(record: Record, chance: random.Random) -> None:
     rounds, threads, hold = chance.randint(20, 30), chance.randint(3, 6), chance.randint(3_000, 6_000)
     run = record("convoy", rounds, threads, hold)
     locks = Selection(comms=("worker",), classes=(WaitClass.LOCK,))
-    assert_near(run.off_cpu_ns(locks), sum(log.waited for log in run.logs), rounds * threads)
+    preempted = run.off_cpu_ns(Selection(comms=("worker",), classes=(WaitClass.RUNQUEUE,)))  # perhaps in the call
+    assert_near(run.off_cpu_ns(locks), sum(log.waited for log in run.logs), rounds * threads, less=preempted)
     found = run.bottlenecks(locks)
     first = found.shown[0]
     assert first.members == ("worker",) and first.is_knot
@@ -193,10 +194,11 @@ def test_a_lock_convoy(record: Record, chance: random.Random) -> None:
     assert first.held[Held.RUNNING] + first.held[Held.RUNNABLE] >= 0.98 * found.total_ns
     # One of them holds the lock at any time, and the path of each is always at the holder.
     path = run.path("worker")
-    at_holder = spent(path)["worker", "RUNNING"]
+    at_holder, woken = (spent(path)["worker", doing] for doing in ("RUNNING", "RUNNABLE"))
     inside = [log for log in run.logs if log.tid != run.log("worker").tid]
     assert at_holder <= sum(log.cpu for log in run.logs) * 1.02 + run.stolen_ns + rounds * threads * PER_CALL_NS
-    assert at_holder >= 0.96 * sum(log.cpu for log in inside)
+    # A thread that was woken is on the path until it has a CPU, also if another one has taken the lock meanwhile.
+    assert at_holder + woken >= 0.96 * sum(log.cpu for log in inside)
     assert len({path.tracks[track].tid for track in path.track.tolist()} & {log.tid for log in run.logs}) == threads
 
 

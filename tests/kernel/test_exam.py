@@ -115,7 +115,8 @@ def test_what_each_thread_waits_for(programs: dict[str, Path], tmp_path: Path, f
     reason_of = {comm: reason for reason, comms in REASONS.items() for comm in comms.split()}
     rows, wrong = rows_of(EXAM + NAMED * (form == "named")), list[tuple[str, Judged]]()
     for _ in range(TRIES):  # who ends a wait depends on who gets a CPU when
-        perf_offcpu("record", "-q", "-e", "none", "--lock-owners", "--", *command, cwd=tmp_path)
+        words = ["record", "-q", "-e", "none", "--lock-owners", "--", *command]
+        perf_offcpu(*words, cwd=tmp_path, timeout_s=180)
         profile = load_profile([str(tmp_path / "perf.data")], SymbolizeOptions(inline=False))
         waits, wrong = classify(profile), []
         for comm, (label, place, because, thing) in rows.items():

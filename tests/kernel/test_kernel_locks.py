@@ -176,8 +176,8 @@ def test_a_file_system_that_is_frozen_and_unmounted(tmp_path: Path) -> None:
     assert synced.waker == "kthreadd" or synced.waker.startswith("jbd2/loop")
     frozen = longest(wait for wait in waits if wait.comm == "touch")
     assert "percpu_rwsem_wait" in frozen.functions and (frozen.wait_class, frozen.waker) == ("disk", "fsfreeze")
-    unmounted = longest(wait for wait in waits if wait.comm == "mount" and wait.wait_class == "lock")
-    assert unmounted.object.partition(" at ")[0] == "s_umount" and unmounted.holder == "umount", unmounted
+    of_mount = [wait for wait in waits if wait.comm == "mount" and wait.object.startswith("s_umount at ")]
+    assert longest(of_mount).wait_class == "lock" and longest(of_mount).holder == "umount", of_mount
 
 
 @pytest.mark.long
