@@ -166,7 +166,7 @@ def judge(profile: Profile, waits: Waits, comm: str, label: str) -> Judged:
 NAPS_BESIDE = """
 sleep 3 &
 file=$(mktemp -p /var/tmp)
-timeout 1.5 dd if=/dev/zero of=$file bs=4k count=9999 oflag=sync 2>/dev/null
+timeout 1.5 dd if=/dev/zero of=$file bs=256k count=9999 oflag=sync 2>/dev/null
 rm $file
 kill $!
 """

@@ -132,7 +132,8 @@ def test_a_table_of_lines_at_the_end_of_a_mapping_is_read(tmp_path: Path) -> Non
 
 
 def test_forked_children_have_functions_from_their_begin(tmp_path: Path) -> None:
-    source = "import os, time\ndef child():\n  time.sleep(.01)\n  os._exit(0)\ntime.sleep(.4)\n"
+    source = "import os, time\ndef child():\n  time.sleep(.01)\n  os._exit(0)\n"
+    source += f"time.sleep({0.4 * PATIENCE})\n"
     source += "for _ in range(20): os.fork() or child()\ntime.sleep(.1)"
     profile = run("--", SYSTEM, "-c", source, cwd=tmp_path).profile
     stacks = [python_stack(profile, int(profile.samples.stack[row])) for row in waits_of(profile)]
@@ -145,7 +146,7 @@ def test_a_version_that_is_too_old_is_counted(minor: int, tmp_path: Path) -> Non
     path = tmp_path / f"python3.{minor}"
     path.write_bytes(Path("/bin/sleep").read_bytes())
     path.chmod(0o755)
-    done = run("--", path, "0.5", cwd=tmp_path)
+    done = run("--", path, f"{0.5 * PATIENCE}", cwd=tmp_path)
     assert done.profile.losses[losses.PYTHON_UNKNOWN] == 1
     others = f"while sleep 0.1; do {path} 0.4; done"
     with subprocess.Popen(["sh", "-c", others]) as other, subprocess.Popen(["sleep", "60"]) as target:

@@ -31,6 +31,9 @@ from perf_offcpu.unwind.unwinder import unwind
 
 pytestmark = pytest.mark.beside
 
+IS_ARM = platform.machine() == "aarch64"
+UNWINDER_SAYS = {b"unwind: get_proc_name unsupported"} if IS_ARM else set[bytes]()
+"""Of each address, where a return address is signed: perf's own unwinder does not know of that, and stops."""
 SECRET = re.compile(rb"secret \d+ on the stack")
 
 
@@ -48,7 +51,7 @@ def assert_whole(path: Path, comm: str, least: int) -> None:
     # One wait may have a stack that no copy holds: of a process that is just being made.
     assert found.whole >= ENOUGH * found.waits - 1, found
     # Compilers for arm64 keep frame pointers: only the caller of a leaf function is missing along these.
-    assert found.depth > found.fp_depth * (1 if platform.machine() == "aarch64" else 2), found
+    assert found.depth > found.fp_depth * (1 if IS_ARM else 2), found
 
 
 def test_waits_of_python_reach_the_root(tmp_path: Path) -> None:
@@ -145,7 +148,7 @@ def test_the_copy_is_as_long_as_asked_for_and_can_be_left_out(cpp: Path, tmp_pat
 def test_stock_perf_opens_copies_without_a_word_and_unwinds_them(recorded: Path) -> None:
     for verb in (["report", "--stdio"], ["script", "--no-inline"]):
         done = subprocess.run(["perf", *verb, "-i", recorded], capture_output=True, timeout=120, check=True)
-        assert done.stderr == b""
+        assert set(done.stderr.splitlines()) <= UNWINDER_SAYS
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +179,7 @@ def is_root(words: list[str]) -> bool:
 
 
 def test_stock_perf_shows_whole_stacks_of_what_was_injected(injections: tuple[Path, Path]) -> None:
-    for injected in injections:
+    for injected in injections[:1] if IS_ARM else injections:  # of copies it shows what its own unwinder finds
         text = perf("script", "-i", injected, "--no-inline", "-F", "event,ip,sym,dso")
         waits = [block.split() for block in text.split("\n\n") if "offcpu-time" in block]
         assert len(waits) > 40
