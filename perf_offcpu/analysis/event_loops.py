@@ -22,6 +22,7 @@ _WORDS = {
     "Server.serve_forever": "the next connection",
     "BaseSelectorEventLoop.sock_accept": "the next connection",
     "TaskGroup._aexit": "tasks of its group",
+    "TaskGroup.__aexit__": "tasks of its group",
     "_wait": "other tasks (asyncio.wait)",
     "StreamReader._wait_for_data": "data of a stream",
     "FlowControlMixin._drain_helper": "room in a stream's buffer",

@@ -38,7 +38,9 @@ def tasks_profile(profile: Profile) -> Profile:
     readings = [loop for loop in profile.loops if loop.weight_ns]
     waits = [(loop, *wait, number) for loop in readings for wait, number in _waits_in(loop).items()]
     if not waits:
-        raise UsageError("--by task: no times of tasks were recorded (asyncio of CPython 3.14, record --goroutines)")
+        raise UsageError(
+            "--by task: no times of tasks were recorded (asyncio of CPython 3.11 to 3.14, record --goroutines)"
+        )
     strings, places, objects = profile.strings.copy(), defaultdict[_Place, int](), defaultdict[str, int]()
     places.default_factory, objects.default_factory = places.__len__, objects.__len__
     chains = [np.array([places[place] for place in stack], np.uint64) for *_, stack, _ in waits]

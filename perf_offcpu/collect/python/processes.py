@@ -22,7 +22,7 @@ from perf_offcpu.losses import Losses
 
 _PATIENCE_S: Final = 0.5
 _SETTLE_S: Final = 0.2  # after it a process that waits has been seen to
-_MOST_PROCESSES, _WITH_LOOPS = 4096, 14
+_MOST_PROCESSES, _FIRST_WITH_LOOPS = 4096, 11
 _HEAD: Final = RECORD_HEADER.size()
 _LAYOUT: Final = RECORD_LAYOUTS[RecordType.MMAP2]
 _NAME: Final = _HEAD + _LAYOUT.offset("filename", 0)
@@ -105,8 +105,8 @@ class PythonProcesses(MappingFollower):
 
     @property
     def pids(self) -> frozenset[int]:
-        """Return the processes that run CPython 3.14, whose event loops can be read."""
-        return frozenset(pid for pid, offsets in self.offsets.items() if offsets.get("minor") == _WITH_LOOPS)
+        """Return the processes whose event loops can be read: they run CPython 3.11 or newer."""
+        return frozenset(pid for pid, offsets in self.offsets.items() if offsets.get("minor", 0) >= _FIRST_WITH_LOOPS)
 
     def close(self) -> None:
         """End the helper that reads files."""

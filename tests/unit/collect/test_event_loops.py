@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -19,9 +19,12 @@ from perf_offcpu.collect import jvms
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.jvms import Jvms
 from perf_offcpu.collect.output.object_table import jit_payloads
-from perf_offcpu.collect.python import event_loops
-from perf_offcpu.collect.python.event_loops import LoopReader, Task, find_tables, read_loop, task_payloads
+from perf_offcpu.collect.python import event_loops, loop_tasks
+from perf_offcpu.collect.python.event_loops import LoopReader, find_tables, read_loop, task_payloads
+from perf_offcpu.collect.python.loop_tasks import Loop, Tables, Task
+from perf_offcpu.collect.python.memory import UnreadableError
 from perf_offcpu.collect.python.offsets import Section
+from perf_offcpu.collect.python.older_loops import OlderLoop
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.task_readings import TaskReadings
 from perf_offcpu.decode.account import read_loop_tasks
@@ -51,7 +54,7 @@ def image(base: int, pid: int) -> bytearray:
         "local_names": 96, "instructions": 208, "type": 8, "type_name": 24, "type_flags": 32, "tuple_size": 16,
         "set_table": 40, "set_mask": 32, "bytes_size": 16, "bytes": 32, "frame": 72, "frame_state": 67, "next": 0,
     }  # fmt: skip
-    for name, place in event_loops._OFFSETS.items():
+    for name, place in loop_tasks._OFFSETS.items():
         put(place, offsets[name])
     memory[:8], memory[8:12] = b"xdebugpy", bytes((0xF0, 10, 14, 3))
     put(800, base + INTERPRETER)
@@ -95,43 +98,68 @@ def victim() -> Iterator[tuple[int, int]]:
         child.kill()
 
 
-def read(pid: int, base: int, memory: bytearray) -> tuple[int, bool, list[Task]] | None:
-    with open(f"/proc/{pid}/mem", "r+b", buffering=0) as file:
-        file.seek(base)
-        file.write(memory)
-    for _ in range(1000):
-        result = read_loop(pid, pid, (base, base + DEBUG))
-        if result is None or result[0] >= 0:
-            return result
-    raise AssertionError("it never stood still")
+OLDER = """
+import asyncio
+async def main():
+    asyncio.get_running_loop().call_later(0.1, print, 1)
+    await asyncio.gather(asyncio.sleep(1000), asyncio.sleep(1000))
+asyncio.run(main())
+"""
+
+
+def outcomes_of_damage(reader: type[Loop], fd: int, tables: Tables) -> set[tuple[bool, int]]:
+    """Return (whether all tasks could be read, number of tasks) of readings of a memory in which words are damaged."""
+    outcomes, places, known, generator = set[tuple[bool, int]](), set[int](), list[int](), random.Random(7)
+
+    class Traced(reader):  # type: ignore[misc,valid-type]
+        def read(self, address: int, size: int) -> bytes:
+            places.update(range(address & -8, address + size, 8))
+            return bytes(super().read(address, size))
+
+    for number in range(500):
+        known = known or sorted(places)
+        damaged = generator.sample(known, generator.choice((1, 1, 1, 2, 5)) if number else 0)
+        good = {place: os.pread(fd, 8, place) for place in damaged}
+        for place in damaged:
+            inside = generator.choice(known)
+            words = (0, inside, inside + 64, 2**64 - 1, 2**63, 2**31, 8, generator.getrandbits(64))
+            os.pwrite(fd, generator.choice(words).to_bytes(8, "little"), place)
+        loop, tasks, is_whole = Traced(fd, time.process_time() + 1, ()), list[Task](), False
+        with suppress(UnreadableError):
+            for thread in loop.threads(tables).values():
+                tasks.extend(loop.tasks(thread))
+            is_whole = True
+        outcomes.add((is_whole, len(tasks)))
+        payloads = task_payloads((7, 8), (9, 10, 11), tasks)
+        assert len(tasks) <= loop_tasks.MOST_TASKS and max(map(len, payloads)) < 65000
+        assert sum(len(read_loop_tasks(payload, NATIVE, {})[1]) for payload in payloads) == len(tasks)
+        for place, content in good.items():
+            os.pwrite(fd, content, place)
+    return outcomes
 
 
 def test_memory_that_is_damaged() -> None:
-    generator = random.Random(7)
-    outcomes = set()
-    with victim() as (pid, base):
-        good = image(base, pid)
-        result = read(pid, base, good)
-        assert result is not None
-        count, is_whole, (task,) = result
-        assert count > 0 and is_whole
-        lock, frames = base + LOCK, [("Lock.acquire", "/lib/asyncio/locks.py", 41)]
-        assert task == (base + TASK, "first", "_asyncio.Future", lock, [base + TASK], [lock], frames)
-        used = [offset for offset in range(0, SIZE, 8) if any(good[offset : offset + 8])]
-        for _ in range(700):
-            memory = bytearray(good)
-            for offset in generator.sample(used, generator.choice((1, 1, 1, 2, 5))):
-                inside = base + generator.choice(used)
-                words = (0, inside, inside + 64, 2**64 - 1, 2**63, 2**31, 8, generator.getrandbits(64))
-                struct.pack_into("<Q", memory, offset, generator.choice(words))
-            result = read(pid, base, memory)
-            outcomes.add(result and result[1])
-            tasks = result[2] if result else []
-            assert len(tasks) <= event_loops._MOST_TASKS
-            payloads = task_payloads((7, 8), (9, 10, 11), tasks)
-            assert max(map(len, payloads), default=0) < 65000
-            assert sum(len(read_loop_tasks(payload, NATIVE, {})[1]) for payload in payloads) == len(tasks)
-    assert outcomes == {None, False, True}
+    fd, base = os.memfd_create("memory"), 1 << 20
+    os.pwrite(fd, image(base, 7), base)
+    tables, loop = Tables(14, base, base + DEBUG), Loop(fd, time.process_time() + 1, ())
+    (task,) = loop.tasks(loop.threads(tables)[7])
+    lock, frames = base + LOCK, [("Lock.acquire", "/lib/asyncio/locks.py", 41)]
+    assert task == (base + TASK, "first", "_asyncio.Future", lock, [base + TASK], [lock], frames)
+    assert outcomes_of_damage(Loop, fd, tables) >= {(True, 0), (False, 0), (True, 1)}
+
+
+def test_memory_of_an_older_version_that_is_damaged() -> None:
+    pages, fd = set[int](), os.memfd_create("memory")
+    with subprocess.Popen(["/usr/bin/python3", "-uc", OLDER], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None and child.stdout.readline()
+        tables = find_tables(child.pid)
+        assert tables is not None and read_loop(child.pid, child.pid, tables, pages)
+        with open(f"/proc/{child.pid}/mem", "rb", buffering=0) as file:
+            for number in pages:
+                os.pwrite(fd, os.pread(file.fileno(), 4096, number * 4096), number * 4096)
+        child.kill()
+    outcomes = outcomes_of_damage(OlderLoop, fd, tables)
+    assert outcomes >= {(True, 0), (False, 0), (True, 3), (False, 1)}
 
 
 def test_long_tables_of_tasks() -> None:
@@ -150,8 +178,9 @@ def test_long_tables_of_tasks() -> None:
 def test_a_reading_stands_for_the_time_since_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     tasks_of, readings = dict[int, int](), list[tuple[int, ...]]()
     with victim() as (pid, base):
-        read(pid, base, image(base, pid))
-        monkeypatch.setattr(event_loops, "find_tables", {pid: (base, base + DEBUG)}.get)
+        with open(f"/proc/{pid}/mem", "r+b", buffering=0) as file:
+            os.pwrite(file.fileno(), image(base, pid), base)
+        monkeypatch.setattr(event_loops, "find_tables", {pid: Tables(14, base, base + DEBUG)}.get)
         reader = TaskReadings(LoopReader, 5, lambda: {pid, os.getpid()}, Losses())
         reader.start()
         while len(readings) < 5:
