@@ -140,7 +140,7 @@ def test_forked_children_have_functions_from_their_begin(tmp_path: Path) -> None
     assert sum(("child (<string>)", 3) in stack for stack in stacks) == 20
 
 
-@pytest.mark.parametrize("minor", [8, 9])
+@pytest.mark.parametrize("minor", [8, pytest.param(9, marks=pytest.mark.long)])
 def test_a_version_that_is_too_old_is_counted(minor: int, tmp_path: Path) -> None:
     """The program, which has no section with an interpreter's state, is only named like that version's."""
     path = tmp_path / f"python3.{minor}"

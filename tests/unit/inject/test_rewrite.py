@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import injected, stock_perf
+from builders import converted, stock_perf
 from builders.chains import chains_of
 from builders.compare import assert_same_but_retyped
 from builders.recording import (
@@ -43,7 +43,7 @@ THREAD = [comm(CLOCK, 7, 7, "main"), comm(CLOCK, 7, 8, "worker")]
 
 def inject(source: Path, **options: bool) -> tuple[Path, Rewritten]:
     target = source.with_suffix(".out")
-    return target, injected.inject(source, target, **options)
+    return target, converted.inject(source, target, **options)
 
 
 def perf(path: Path, fields: str) -> list[list[str]]:
