@@ -368,10 +368,9 @@ class TopApp(App[None]):
 
     def _head(self, interval: Interval) -> list[str]:
         width = max(self.size.width - 2, 20)
-        history = sparkline(self._history.now())
         lines = [plain.head(interval), plain.cause_text(interval)]
         lines.append(f"C{plain.cost_text(self._cost)[1:]}. {plain.losses_text(interval, self._source.unread())}")
-        blocked = f"Blocked now, last minute: {history}"
+        blocked = f"Blocked now, last minute: {sparkline(self._history.now())}"
         return [cut(line, width) for line in (*lines, *plain.bars(interval, width), blocked)]
 
     def _fill(self, table: "DataTable[Text]", interval: Interval) -> None:
@@ -381,7 +380,12 @@ class TopApp(App[None]):
         self._order_of = dict(zip((column.title for column in numbers), _ORDERS, strict=True))
         name = names(name.title, [cut(label, max(_NAME, self.size.width // 3)) for label in name.cells])
         shown = fitting([name, *numbers], self.size.width - 2)
-        before, place, column_place = self._cursor(table), table.cursor_row, table.cursor_column
+        is_valid, place, column_place = (
+            table.is_valid_row_index(table.cursor_row),
+            table.cursor_row,
+            table.cursor_column,
+        )
+        before = table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value if is_valid else None
         table.clear(columns=True)
         for column in shown:
             table.add_column(Text(column.title), width=column.width)
@@ -394,9 +398,3 @@ class TopApp(App[None]):
         place = keys.index(before) if before in keys else min(place, len(keys) - 1)
         if place >= 0:
             table.move_cursor(row=place, column=column_place)
-
-    @staticmethod
-    def _cursor(table: "DataTable[Text]") -> str | None:
-        if not table.is_valid_row_index(table.cursor_row):
-            return None
-        return table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value
