@@ -3,11 +3,14 @@
 is held by a task that is in its `async with` and does not wait for it; a lock that was taken in another way has no
 known holder."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
 
+from perf_offcpu.abi.counters import GOROUTINES
 from perf_offcpu.analysis.stack_walk import innermost_node
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile
@@ -17,6 +20,7 @@ from perf_offcpu.text import basename, printable
 RUNNING, READY = "running", "ready to run"
 _HELD_UP = frozenset(("asyncio.Lock", "asyncio.Semaphore", "asyncio.Barrier", "asyncio.Queue.put"))
 _SHOWN, _SHOWN_LOOPS = 2, 3  # groups of a loop and holders of a lock; loops
+_LEAST_PERCENT = 5  # of a sentence on what held up tasks over time
 _WORDS = {
     "sleep": "a timer (asyncio.sleep)",
     "Server.serve_forever": "the next connection",
@@ -55,6 +59,21 @@ class LoopRow(NamedTuple):
     groups: list[TaskGroup]
 
 
+class LoopTimeRow(NamedTuple):
+    """Tasks of an event loop that were held up for the same reason, or a task that blocked the loop, by the readings
+    while the recording went on."""
+
+    comm: str
+    pid: int
+    tid: int
+    waits_for: str
+    function: str
+    held_by: str  # functions of the tasks that hold the lock
+    tasks: float  # in the mean over time
+    percent: float  # of the time of all tasks of the loop; of the loop's time if the task blocks it
+    ready: float  # tasks that a task that blocks the loop keeps waiting, in the mean while it does
+
+
 def loop_rows(profile: Profile) -> list[LoopRow]:
     """Return the event loops of the threads that have samples in a profile; loops with tasks held up come first."""
     samples, strings = profile.samples, profile.strings
@@ -62,6 +81,46 @@ def loop_rows(profile: Profile) -> list[LoopRow]:
     loops = [loop for loop in profile.loops if loop.tid in comm_of and not loop.weight_ns]
     rows = [LoopRow(printable(strings[comm_of[loop.tid]]), loop, groups_of(loop)) for loop in loops]
     return sorted(rows, key=lambda row: -sum(group.tasks for group in row.groups if group.is_held_up))
+
+
+def loop_time_rows(profile: Profile) -> list[LoopTimeRow]:
+    """Return what held up tasks of the event loops of threads that have samples, by loop, the heaviest first."""
+    comm_of = (
+        dict(zip(profile.samples.tid.tolist(), profile.samples.comm.tolist(), strict=True)) if profile.loops else {}
+    )
+    sums: defaultdict[tuple[int, int], Counter[tuple[str, str, str]]] = defaultdict(Counter)
+    loop_ns, task_ns, ready_ns = (Counter[tuple[int, int]]() for _ in range(3))
+    for loop in profile.loops:
+        if not (loop.weight_ns and loop.tid in comm_of) or any(task.name == GOROUTINES for task in loop.tasks):
+            continue
+        groups, key = groups_of(loop), (loop.pid, loop.tid)
+        loop_ns[key] += loop.weight_ns * bool(groups)
+        task_ns[key] += loop.weight_ns * len(loop.tasks)
+        if any(group.waits_for == RUNNING for group in groups):
+            ready_ns[key] += loop.weight_ns * sum(group.tasks for group in groups if group.waits_for == READY)
+        for group in groups:
+            if group.is_held_up or group.waits_for == RUNNING:
+                holders = " and ".join(sorted({place_of(task) for task in group.held_by})[:_SHOWN])
+                sums[key][group.waits_for, group.function, holders] += loop.weight_ns * group.tasks
+    rows = list[LoopTimeRow]()
+    for (pid, tid), places in sums.items():
+        key, comm = (pid, tid), printable(profile.strings[comm_of[tid]])
+        for place, ns in places.most_common():
+            blocks = place[0] == RUNNING
+            percent, ready = 100 * ns / (loop_ns if blocks else task_ns)[key], ready_ns[key] / ns if blocks else 0.0
+            rows.append(LoopTimeRow(comm, pid, tid, *place, ns / loop_ns[key], percent, ready))
+    return rows
+
+
+def _time_part(row: LoopTimeRow) -> str:
+    where = f" in {row.function}" if row.function else ""
+    if row.waits_for == RUNNING:
+        kept = f", {row.ready:.3g} ready tasks in the mean wait for it" if row.ready else ""
+        return f"a task blocks it{where} ({row.percent:.0f} % of the time){kept}"
+    held = f"held by {row.held_by}" if row.held_by else "holder not known"
+    return (
+        f"{row.tasks:.3g} tasks in the mean wait for {row.waits_for}{where} ({row.percent:.0f} % of their time), {held}"
+    )
 
 
 def in_unread_loops(profile: Profile) -> int:
@@ -90,13 +149,17 @@ def groups_of(loop: EventLoop) -> list[TaskGroup]:
     return sorted(groups, key=lambda group: (group.waits_for != RUNNING, not group.is_held_up, -group.tasks))
 
 
-def sentences_of(rows: list[LoopRow]) -> list[str]:
-    """Return a sentence for each loop that a task blocks, or in which tasks are held up."""
-    sentences = []
+def sentences_of(rows: list[LoopRow], times: Sequence[LoopTimeRow] = ()) -> list[str]:
+    """Return a sentence for each loop that a task blocks, or in which tasks are held up: at the end, else over time."""
+    sentences, told = list[str](), set[int]()
     for row in rows:
         ready = sum(group.tasks for group in row.groups if group.waits_for == READY)
         parts = [_part(group, ready) for group in row.groups if group.is_held_up or group.waits_for == RUNNING]
         sentences += [f"event loop of {row.comm} {row.loop.tid}: {'; '.join(parts[:_SHOWN])}"] if parts else []
+        told |= {row.loop.tid} if parts else set()
+    for (comm, tid), group in groupby(times, key=lambda row: (row.comm, row.tid)):
+        heavy = [_time_part(row) for row in group if row.percent >= _LEAST_PERCENT and tid not in told]
+        sentences += [f"event loop of {comm} {tid}, over time: {'; '.join(heavy[:_SHOWN])}"] if heavy else []
     more = len(sentences) - _SHOWN_LOOPS
     return sentences[:_SHOWN_LOOPS] + ([f"and {more} more event loops with tasks that are held up"] if more > 0 else [])
 

@@ -54,6 +54,7 @@ def document(summary: Summary) -> dict[str, Any]:
             | {"waits": [fields(group, "tasks waits_for function holders names") for group in row.groups]}
             for row in summary.loops
         ],
+        "event_loop_times": [row._asdict() for row in summary.loop_times],
         "goroutines": [row._asdict() for row in summary.goroutines],
         "functions": summary.functions and _functions(summary.functions),
         "histogram": summary.histogram and _histogram(summary.histogram),

@@ -12,7 +12,14 @@ from perf_offcpu import losses
 from perf_offcpu.abi.offcpu import EVENT_NAME
 from perf_offcpu.analysis.classes.classify import Waits, classify, of_idle_threads
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
-from perf_offcpu.analysis.event_loops import LoopRow, in_unread_loops, loop_rows, sentences_of
+from perf_offcpu.analysis.event_loops import (
+    LoopRow,
+    LoopTimeRow,
+    in_unread_loops,
+    loop_rows,
+    loop_time_rows,
+    sentences_of,
+)
 from perf_offcpu.analysis.goroutines import GoroutineRow, goroutine_rows, goroutine_sentences
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.holders import holders_of
@@ -102,6 +109,7 @@ class Summary:
     oversleep: Oversleep | None  # None if the times asked for are not known
     deadlocks: list[list[DeadThread]]  # see `causality.locks`
     loops: list[LoopRow]  # event loops whose threads are blocked at the end
+    loop_times: list[LoopTimeRow]  # what held up tasks while the recording went on
     goroutines: list[GoroutineRow]  # of Go programs, while they have no thread
     functions: breakdowns.FunctionTable | None  # None unless asked for
     histogram: breakdowns.Histogram | None  # of off-cpu time only
@@ -173,6 +181,7 @@ def summarize(
         oversleep=oversleep_of(subject, waits),
         deadlocks=deadlocks_of(subject, waits, holders),
         loops=loop_rows(subject),
+        loop_times=loop_time_rows(subject),
         goroutines=goroutine_rows(subject),
         functions=breakdowns.function_table(subject, limits.groups) if children else None,
         histogram=breakdowns.histogram(subject.samples) if is_offcpu else None,
@@ -287,5 +296,9 @@ def head_of(
     deadlocks = map(sentence_of, deadlocks_of(subject, waits, holders))
     verdict = verdict_of(profile, chosen, subject, waits, holders, lost, options=options, whole_lives=whole_lives)
     sentences = (*deadlocks, *(lines_of(verdict, profile.meta) if verdict else ()))
-    sentences = (*sentences_of(loop_rows(subject)), *goroutine_sentences(goroutine_rows(subject)), *sentences)
+    sentences = (
+        *sentences_of(loop_rows(subject), loop_time_rows(subject)),
+        *goroutine_sentences(goroutine_rows(subject)),
+        *sentences,
+    )
     return sentences, frozenset(_reasons(profile, chosen, waits) if whole_lives else ())

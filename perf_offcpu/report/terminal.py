@@ -67,7 +67,7 @@ def first_screen(summary: Summary) -> Iterator[str]:
         if count := summary.losses.get(cause):
             yield printable(f"Cut: {count} {cause}")
     yield from wrapped(map(sentence_of, summary.deadlocks), WIDTH)
-    tasks = sentences_of(summary.loops) + goroutine_sentences(summary.goroutines)
+    tasks = sentences_of(summary.loops, summary.loop_times) + goroutine_sentences(summary.goroutines)
     yield from wrapped(map(printable, tasks), WIDTH)
     if summary.verdict:
         yield from map(printable, lines_of(summary.verdict, summary.meta))

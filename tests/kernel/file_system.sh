@@ -9,7 +9,7 @@ fsfreeze -f mounted
 (sleep 0.2; exec fsfreeze -u mounted) &
 touch mounted/frozen
 wait
-for _ in 1 2; do
+for _ in 1 2 3 4 5; do
 	dd if=/dev/zero of=mounted/dirty bs=1M count=80
 	umount mounted &
 	while grep -q "^$device " /proc/mounts; do :; done

@@ -176,7 +176,8 @@ def test_a_file_system_that_is_frozen_and_unmounted(tmp_path: Path) -> None:
     assert synced.waker == "kthreadd" or synced.waker.startswith("jbd2/loop")
     frozen = longest(wait for wait in waits if wait.comm == "touch")
     assert "percpu_rwsem_wait" in frozen.functions and (frozen.wait_class, frozen.waker) == ("disk", "fsfreeze")
-    of_mount = [wait for wait in waits if wait.comm == "mount" and wait.object.startswith("s_umount at ")]
+    # On a busy machine some mounts come when the file system is unmounted already.
+    of_mount = [wait for wait in waits if wait.comm == "mount" and wait.object.startswith("s_umount")]
     assert longest(of_mount).wait_class == "lock" and longest(of_mount).holder == "umount", of_mount
 
 

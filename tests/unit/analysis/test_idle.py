@@ -9,7 +9,7 @@ from builders.profile import ProfileBuilder, Stack, kernel, stack
 
 from perf_offcpu import losses
 from perf_offcpu.analysis.classes.classify import classify, of_idle_threads
-from perf_offcpu.analysis.event_loops import in_unread_loops, loop_rows, sentences_of
+from perf_offcpu.analysis.event_loops import in_unread_loops, loop_rows, loop_time_rows, sentences_of
 from perf_offcpu.analysis.selection.select import Selection, select_samples
 from perf_offcpu.analysis.task_times import tasks_profile
 from perf_offcpu.analysis.times.wall_clock import wall_clock
@@ -142,6 +142,24 @@ def test_time_of_tasks_by_function_and_by_what_they_wait_for() -> None:
     assert title_of(profile).startswith("Time of tasks (offcpu-task)"), "and not that of CPU samples"
     with pytest.raises(UsageError, match="no times of tasks"):
         tasks_profile(profile_of(main))
+
+
+def test_what_held_up_tasks_over_time_is_told_of_loops_that_say_nothing_at_the_end() -> None:
+    waits = [task("a", LOCK, 3), task("b", SLEEP, inside=(3,)), task("c", LOCK, 3)]
+    blocked = [task("r", SLEEP, awaits=""), task("s", SLEEP, awaits=""), task("z", GET, awaits="running")]
+    times = ((100, 50, waits), (200, 30, blocked), (400, 20, ()), (500, 20, waits[1:2]))
+    loops = tuple(EventLoop(7, 7, 0, read_ns, weight_ns, tuple(tasks)) for read_ns, weight_ns, tasks in times)
+    rows = loop_time_rows(replace(profile_of(), loops=loops))
+    assert [(row.waits_for, row.function, row.held_by, row.tasks, round(row.percent), row.ready) for row in rows] == [
+        ("asyncio.Lock", "do_a", "sleep in do_b", 0.5, 19, 0), ("asyncio.Lock", "do_c", "sleep in do_b", 0.5, 19, 0),
+        ("running", "do_z", "", 0.3, 30, 2),
+    ]  # fmt: skip
+    assert sentences_of([], rows[::2]) == [
+        r"event loop of app\n 7, over time: 0.5 tasks in the mean wait for asyncio.Lock in do_a (19 % of their time), "
+        "held by sleep in do_b; a task blocks it in do_z (30 % of the time), 2 ready tasks in the mean wait for it"
+    ]
+    at_end = loop_rows(profile_of(*waits))
+    assert sentences_of(at_end, rows) == sentences_of(at_end), "once for each loop"
 
 
 def test_wall_clock_of_a_loop_ends_in_what_its_tasks_wait_for() -> None:
