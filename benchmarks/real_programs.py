@@ -169,15 +169,18 @@ def outcome(scenario: Scenario) -> Outcome:
 
 
 def rows(report: subprocess.CompletedProcess[str]) -> list[str]:
-    """Return the rows of the causes, or a sentence if there are none."""
+    """Return the rows of the causes, or a sentence if there are none; first what held up tasks of an event loop, as on
+    the screen."""
     if report.returncode:
         return [report.stderr.strip()]
-    verdict = json.loads(report.stdout)["verdict"]
+    document = json.loads(report.stdout)
+    verdict, loops = document["verdict"], document["event_loop_times"]
+    held_up = [f"{row['tasks']:.3g} tasks wait for {row['waits_for']}, held by {row['held_by']}" for row in loops]
     lines = [] if verdict is None else verdict["lines"]
     below = itertools.dropwhile(lambda line: not line.startswith("Share"), lines)
     table = [" ".join(line.split()) for line in itertools.takewhile(bool, itertools.islice(below, 1, None))]
     causes = itertools.takewhile(lambda line: not line.startswith("Not counted"), table)
-    return [next(causes, "no cause"), *table[1:]]
+    return [*held_up, next(causes, "no cause"), *table[1:]]
 
 
 def page(outcomes: list[Outcome]) -> str:
