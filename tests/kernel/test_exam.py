@@ -163,10 +163,10 @@ def judge(profile: Profile, waits: Waits, comm: str, label: str) -> Judged:
     return Judged(wait_class, place, because, thing, reason)
 
 
-NAPS_BESIDE = """
-sleep 3 &
+NAPS_BESIDE = f"""
+sleep {3 * min(PATIENCE, 10)} &
 file=$(mktemp -p /var/tmp)
-timeout 1.5 dd if=/dev/zero of=$file bs=256k count=9999 oflag=sync 2>/dev/null
+timeout {1.5 * min(PATIENCE, 10)} dd if=/dev/zero of=$file bs=4k count=9999 oflag=sync 2>/dev/null
 rm $file
 kill $!
 """

@@ -151,7 +151,7 @@ end, _ = os.pipe()
 stuck = threading.Thread(target=os.read, args=(end, 1), daemon=True)
 stuck.start()
 print(os.getpid(), stuck.native_id, flush=True)
-for _ in range(300):
+for _ in range(500):
     time.sleep(0.004)
 os._exit(0)
 """
