@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read the tasks of one event loop from the memory of a process that runs CPython 3.11 to 3.13. asyncio.tasks has a
-WeakSet of all tasks; which loop a thread runs tells its frame of `BaseEventLoop.run_forever`, so that loops without one
-(uvloop) are not read. Offsets are those of builds for 64-bit machines: Include/internal of CPython and FutureObj,
-TaskObj in Modules/_asynciomodule.c; those of the interpreter: `offsets`.
+WeakSet of all tasks, each of which knows its loop, as does the state of a thread that runs one. Offsets are those of
+builds for 64-bit machines: Include/internal of CPython, and FutureObj and TaskObj in Modules/_asynciomodule.c; those of
+the interpreter: `offsets`.
 
 Before 3.14 a task does not know who awaits it: only a task that another one awaits directly does here."""
 
@@ -20,17 +20,22 @@ _OF_ALL: Final = {
     "type": 8, "type_name": 24, "type_flags": 168, "base": 256, "tuple_size": 16, "local_names": 96, "locals": 72,
     "stack_top": 64, "set_mask": 32, "set_table": 40, "bytes_size": 16, "bytes": 32, "basic_size": 32,
 }  # fmt: skip
-_NAMES: Final = "modules frame frame_state owner waiter future_state task_size".split()
+_NAMES: Final = "modules running_loop frame frame_state owner waiter future_state task_size".split()
 _OF_MINOR: Final = {
-    11: dict(zip(_NAMES, (888, 80, 75, 69, 128, 88, 176), strict=True)),
-    12: dict(zip(_NAMES, (944, 72, 67, 70, 128, 88, 176), strict=True)),
-    13: dict(zip(_NAMES, (7656, 72, 67, 70, 112, 96, 144), strict=True)),
+    11: dict(zip(_NAMES, (888, 128, 80, 75, 69, 128, 88, 176), strict=True)),
+    12: dict(zip(_NAMES, (944, 112, 72, 67, 70, 128, 88, 176), strict=True)),
+    13: dict(zip(_NAMES, (7656, 304, 72, 67, 70, 112, 96, 144), strict=True)),
 }
 _LOOP_OF_FUTURE, _REFERENT, _SELF, _FUNCTION, _FUNCTION_NAME, _DICT_OF_MODULE = 16, 16, 24, 16, 32, 16
 _KEYS, _LOG2_BYTES, _KIND, _ENTRIES, _INDICES = 32, 9, 10, 24, 32  # of a dict: its keys, and members of these
 _GENERAL, _BY_GENERATOR, _SET_ENTRY = 0, 1, 16  # kinds of a dict's keys and of a frame's owner; bytes
 _VALUES: Final = {11: -32, 12: -24, 13: 24}  # where an object has its attributes, or (before 3.13) their address
 _MOST_ATTRIBUTES, _BEFORE_INLINE = 8, 13
+_WITH_HOLDER, _FIRST_WITH_MEMBER, _LOOP_OF_HOLDER = (
+    11,
+    13,
+    16,
+)  # of the loop that a thread runs, before 3.13 in its dict
 
 
 class OlderLoop(Loop):
@@ -40,7 +45,6 @@ class OlderLoop(Loop):
         super().__init__(fd, until_s, pages)
         self._offsets: dict[str, int] = {}
         self._asyncio = 0
-        self._frames = dict[int, tuple[int, list[int]]]()
 
     def find_tasks(self, minor: int, runtime: int) -> int:
         """Return the address of the variables of asyncio.tasks, 0 if it was not imported. Raises UnreadableError."""
@@ -66,21 +70,24 @@ class OlderLoop(Loop):
 
     def loop_of(self, thread: int) -> int:
         """Return the event loop that a thread runs, 0 if none."""
+        loop = self.word(thread, "running_loop")
+        if self.minor < _FIRST_WITH_MEMBER:  # it is the thread's dict
+            (loop,) = self._values(loop, ["__asyncio_running_event_loop__"]) if loop else (0,)
+            loop = self.word(loop, _LOOP_OF_HOLDER) if loop and self.minor == _WITH_HOLDER else loop
+        return loop if loop and self.type_of(loop)[0] != "NoneType" else 0
+
+    def _frames_of(self, thread: int) -> list[int]:
+        """Return the Python frames of a thread, leaf first."""
         frame, frames = self.word(thread, "thread_frame"), list[int]()
         frame = self.word(frame, self._offsets["c_frame"]) if frame and not self._offsets.get("direct") else frame
         while frame and len(frames) < _MOST_FRAMES:
-            frames.append(frame)
-            if self.word(frame, "entry", 1) < self.at["least_shim"]:
-                (function, file, _), *_ = self.frame_of(frame)
-                if function.endswith("run_forever") and file.endswith("/base_events.py"):
-                    self._frames[thread] = loop, _ = self.word(frame, "locals"), frames
-                    return loop
+            frames += [frame] if self.word(frame, "entry", 1) < self.at["least_shim"] else []
             frame = self.word(frame, "previous")
-        return 0
+        return frames
 
     def tasks(self, thread: int) -> Iterator[Task]:
         """Yield the tasks that have not ended, by name."""
-        loop, frames = self._frames[thread]
+        loop = self.loop_of(thread)
         names = ["_current_tasks", "_all_tasks", "_scheduled_tasks", "_eager_tasks"]
         current, *weak, eager = self._values(self._asyncio, names)
         running = next((task for key, task in self._entries(current) if key == loop), 0)
@@ -97,7 +104,7 @@ class OlderLoop(Loop):
             coroutine = self.word(task, "coroutine")
             places, awaits, thing, inside = self.coroutines(coroutine)
             if task == running:
-                places, awaits = self._running(frames, coroutine + self.at["frame"]), "running"
+                places, awaits = self._running(self._frames_of(thread), coroutine + self.at["frame"]), "running"
             elif not waiter_of[task]:
                 awaits = ""
             yield task, name, awaits, thing, awaited_by[task][:MOST_WAITERS], inside[:MOST_WAITERS], places
