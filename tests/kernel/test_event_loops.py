@@ -137,9 +137,8 @@ def test_tasks_are_those_of_the_program_and_the_report_names_lock_and_holder(tmp
     assert [frame[0] for frame in asynchronous.frames] == ["Queue.get", "items", "consumer"]
     assert log.pop("consumer") and {name: task.frames for name, task in tasks.items()} == log
     main = tasks["Task-1"]
-    if python == "python3.14":  # older ones do not tell who awaits a task in a group
-        awaited = {name for name, task in tasks.items() if main.address in task.awaited_by}
-        assert awaited >= {"save-0", "takes", "blocker"}
+    awaited = {name for name, task in tasks.items() if main.address in task.awaited_by}
+    assert awaited >= {"save-0", "takes", "blocker"}
     assert main.address not in tasks["Holder"].awaited_by
 
     shown = program.run("report", "-i", "perf.data", cwd=tmp_path).stdout

@@ -77,7 +77,7 @@ def find_tables(pid: int) -> Tables | None:
     if runtime and 0 < minor < _FIRST_WITH_TABLE:
         with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory, suppress(UnreadableError):  # direct: of /proc
             asyncio = OlderLoop(memory.fileno(), time.process_time() + _MOST_THREAD_S, ()).find_tasks(minor, runtime)
-    return Tables(minor, runtime, asyncio) if runtime and asyncio else None
+    return Tables(minor, runtime, asyncio, switches_of(pid, pid)[1]) if runtime and asyncio else None
 
 
 def read_loop(pid: int, tid: int, tables: Tables, pages: set[int] | None = None) -> tuple[int, bool, list[Task]] | None:
@@ -128,7 +128,7 @@ class LoopReader(TaskReader):
         self._pages: defaultdict[int, set[int]] = defaultdict(set)  # in the helper: pages that threads need
         self._readings: list[Reading] = []
 
-    def read(self, pid: int, program: tuple[int, int, int] | None) -> tuple[tuple[int, ...] | None, list[_Tasks]]:
+    def read(self, pid: int, program: tuple[int, ...] | None) -> tuple[tuple[int, ...] | None, list[_Tasks]]:
         """Return (the tables, (tid, tasks) of each loop) of a process; None if it has no loop."""
         until_s = time.monotonic() + _MOST_LOOK_S
         tables = Tables(*program) if program else find_tables(pid)  # a named tuple cannot be sent

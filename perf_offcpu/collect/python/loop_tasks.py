@@ -48,6 +48,7 @@ class Tables(NamedTuple):
     minor: int
     runtime: int  # `_PyRuntime`
     asyncio: int  # `Py_AsyncioModuleDebugOffsets`; before 3.14 the variables of asyncio.tasks, a dict
+    own_pid: int = 0  # of the process in its own PID namespace
 
 
 class Loop(Memory):
@@ -139,11 +140,15 @@ class Loop(Memory):
             frame, own, held, coroutine = self.frame_of(coroutine + self.at["frame"])
             frames.append(frame)
             inside += held
-            lock = own if _SYNCHRONIZES.search(frame[1]) else lock
+            lock = self._thing_of(frame, own) or lock
             is_call = state == _EXECUTING and coroutine and self.type_of(coroutine)[0] in _WITH_FRAME
             if not coroutine or not (state == _AWAITING or is_call):
                 break
         return frames[::-1], awaits, lock or thing, inside
+
+    def _thing_of(self, frame: tuple[str, str, int], first: int) -> int:
+        """Return the object that a coroutine of asyncio with this first local variable waits for; 0 for others."""
+        return first if _SYNCHRONIZES.search(frame[1]) else 0
 
     def frame_of(self, frame: int) -> tuple[tuple[str, str, int], int, list[int], int]:
         """Return ((function, file, line), first local variable, objects of `async with`, top of the stack)."""
@@ -166,9 +171,9 @@ class Loop(Memory):
         begin = frame + self.at["locals"]
         return self.addresses(begin, (self.word(frame, "stack_top") - begin) // 8)
 
-    def addresses(self, begin: int, number: int) -> list[int]:
+    def addresses(self, begin: int, number: int, most: int = _MOST_SLOTS) -> list[int]:
         """Return words at `begin`, not more than a frame may have, without the tags of references."""
-        content = self.read(begin, 8 * min(max(number, 0), _MOST_SLOTS))
+        content = self.read(begin, 8 * min(max(number, 0), most))
         return [word & ~TAGS for (word,) in struct.iter_unpack("<Q", content)]
 
     def _held(self, stack: list[int]) -> list[int]:

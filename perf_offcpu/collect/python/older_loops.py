@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read the tasks of one event loop from the memory of a process that runs CPython 3.11 to 3.13. asyncio.tasks has a
-WeakSet of all tasks, each of which knows its loop, as does the state of a thread that runs one. Offsets are those of
-builds for 64-bit machines: Include/internal of CPython, and FutureObj and TaskObj in Modules/_asynciomodule.c; those of
-the interpreter: `offsets`.
+WeakSet of all tasks; which loop a thread runs is in the thread's dict, in 3.13 in its state. Offsets are those of
+builds for 64-bit machines: Include/internal of CPython and FutureObj, TaskObj in Modules/_asynciomodule.c; those of the
+interpreter: `offsets`.
 
-Before 3.14 a task does not know who awaits it: only a task that another one awaits directly does here."""
+Before 3.14 a task does not know who awaits it. That is found from the other side, of tasks that are awaited directly or
+by gather(), wait(), wait_for() or a group, and not known of others (shield(), as_completed()).
+"""
 
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 from perf_offcpu.collect.python.loop_tasks import DONE, MOST_TASKS, MOST_WAITERS, TAGS, Loop, Tables, Task
 from perf_offcpu.collect.python.memory import UnreadableError
@@ -20,6 +23,7 @@ _OF_ALL: Final = {
     "type": 8, "type_name": 24, "type_flags": 168, "base": 256, "tuple_size": 16, "local_names": 96, "locals": 72,
     "stack_top": 64, "set_mask": 32, "set_table": 40, "bytes_size": 16, "bytes": 32, "basic_size": 32,
 }  # fmt: skip
+_TABLES: Final = "_current_tasks _all_tasks _scheduled_tasks _eager_tasks".split()  # _all_tasks: 3.11
 _NAMES: Final = "modules running_loop frame frame_state owner waiter future_state task_size".split()
 _OF_MINOR: Final = {
     11: dict(zip(_NAMES, (888, 128, 80, 75, 69, 128, 88, 176), strict=True)),
@@ -28,14 +32,13 @@ _OF_MINOR: Final = {
 }
 _LOOP_OF_FUTURE, _REFERENT, _SELF, _FUNCTION, _FUNCTION_NAME, _DICT_OF_MODULE = 16, 16, 24, 16, 32, 16
 _KEYS, _LOG2_BYTES, _KIND, _ENTRIES, _INDICES = 32, 9, 10, 24, 32  # of a dict: its keys, and members of these
-_GENERAL, _BY_GENERATOR, _SET_ENTRY = 0, 1, 16  # kinds of a dict's keys and of a frame's owner; bytes
+_GENERAL, _BY_GENERATOR, _SET_ENTRY, _REMOVED = 0, 1, 16, 2**64 - 1  # kinds of dict's keys, frame's owner
 _VALUES: Final = {11: -32, 12: -24, 13: 24}  # where an object has its attributes, or (before 3.13) their address
-_MOST_ATTRIBUTES, _BEFORE_INLINE = 8, 13
-_WITH_HOLDER, _FIRST_WITH_MEMBER, _LOOP_OF_HOLDER = (
-    11,
-    13,
-    16,
-)  # of the loop that a thread runs, before 3.13 in its dict
+_MOST_ATTRIBUTES, _FIRST_INLINE, _FIRST_IN_STATE, _WITH_HOLDER = 8, 13, 13, 11
+_HELD_LOOP, _HELD_PID = 16, 24  # of a _RunningLoopHolder
+_DICT_IN_TYPE, _MANAGED_DICT, _MOST_DICT, _SPLIT = 288, -24, 1 << 10, 40  # tp_dictoffset; its object if that is -1
+_LIST_SIZE, _LIST = 16, 24
+_AWAITS_TASKS: Final = re.compile(r"(TaskGroup\._\w+|_wait|wait_for) .*/asyncio/task(s|groups)\.py")
 
 
 class OlderLoop(Loop):
@@ -44,7 +47,7 @@ class OlderLoop(Loop):
     def __init__(self, fd: int, until_s: float, pages: Collection[int]) -> None:
         super().__init__(fd, until_s, pages)
         self._offsets: dict[str, int] = {}
-        self._asyncio = 0
+        self._asyncio = self._own_pid = 0
 
     def find_tasks(self, minor: int, runtime: int) -> int:
         """Return the address of the variables of asyncio.tasks, 0 if it was not imported. Raises UnreadableError."""
@@ -57,11 +60,8 @@ class OlderLoop(Loop):
         offsets = offsets_of(self.read(tables.runtime, _HEAD), tables.minor)
         if not offsets or offsets["minor"] != tables.minor or tables.minor not in _OF_MINOR:
             raise UnreadableError
-        self.at, self._offsets, self._asyncio = (
-            {**offsets, **_OF_ALL, **_OF_MINOR[tables.minor]},
-            offsets,
-            tables.asyncio,
-        )
+        self._offsets, self._asyncio, self._own_pid = offsets, tables.asyncio, tables.own_pid
+        self.at = {**offsets, **_OF_ALL, **_OF_MINOR[tables.minor]}
         self.at |= {"native_id": offsets["thread_id"] + 8, "coroutine": self.at["waiter"] + 8}
         self.at["task_name"] = self.at["waiter"] + 16
         self.minor, self.str_head = tables.minor, offsets["compact"]
@@ -71,48 +71,46 @@ class OlderLoop(Loop):
     def loop_of(self, thread: int) -> int:
         """Return the event loop that a thread runs, 0 if none."""
         loop = self.word(thread, "running_loop")
-        if self.minor < _FIRST_WITH_MEMBER:  # it is the thread's dict
-            (loop,) = self._values(loop, ["__asyncio_running_event_loop__"]) if loop else (0,)
-            loop = self.word(loop, _LOOP_OF_HOLDER) if loop and self.minor == _WITH_HOLDER else loop
+        if loop and self.minor < _FIRST_IN_STATE:  # it is the thread's dict
+            (loop,) = self._values(loop, ["__asyncio_running_event_loop__"])
+        if loop and self.minor == _WITH_HOLDER:  # a forked child has that of its parent
+            loop = self.word(loop, _HELD_LOOP) if self.word(loop, _HELD_PID, 4) == self._own_pid else 0
         return loop if loop and self.type_of(loop)[0] != "NoneType" else 0
 
-    def _frames_of(self, thread: int) -> list[int]:
-        """Return the Python frames of a thread, leaf first."""
-        frame, frames = self.word(thread, "thread_frame"), list[int]()
-        frame = self.word(frame, self._offsets["c_frame"]) if frame and not self._offsets.get("direct") else frame
-        while frame and len(frames) < _MOST_FRAMES:
-            frames += [frame] if self.word(frame, "entry", 1) < self.at["least_shim"] else []
-            frame = self.word(frame, "previous")
-        return frames
-
     def tasks(self, thread: int) -> Iterator[Task]:
-        """Yield the tasks that have not ended, by name."""
+        """Yield the tasks that have not ended, by name; those that can be read before UnreadableError."""
         loop = self.loop_of(thread)
-        names = ["_current_tasks", "_all_tasks", "_scheduled_tasks", "_eager_tasks"]
-        current, *weak, eager = self._values(self._asyncio, names)
+        current, *sets = self._values(self._asyncio, _TABLES)
         running = next((task for key, task in self._entries(current) if key == loop), 0)
-        references = [word for thing in weak if thing for word in self._members(self._set_in(thing))]
-        tasks = dict.fromkeys(self.word(reference, _REFERENT) for reference in references)
-        tasks |= dict.fromkeys(self._members(eager) if eager else ())
-        own = [task for task in tasks if task and self._is_task(task) and self._is_of(task, loop)]
-        waiter_of = {task: self.word(task, "waiter") for task in own[:MOST_TASKS]}
-        awaited_by = defaultdict[int, list[int]](list)
-        for task, waiter in waiter_of.items():
-            awaited_by[waiter].append(task)
-        named = sorted((self.name_of(task), task) for task in waiter_of)
-        for name, task in sorted(named, key=lambda pair: (len(pair[0]), pair)):
-            coroutine = self.word(task, "coroutine")
-            places, awaits, thing, inside = self.coroutines(coroutine)
+        addresses = [task for task in self._all_tasks(*sets) if self._is_waiting_in(task, loop)]
+        facts, awaited_by = dict[int, tuple[Any, ...]](), defaultdict[int, list[int]](list)
+        with suppress(UnreadableError):
+            for task in addresses[:MOST_TASKS]:
+                waiter = self.word(task, "waiter")
+                facts[task] = self.name_of(task), waiter, *self.coroutines(self.word(task, "coroutine"))
+        for task, (_, waiter, *_, thing, _) in facts.items():
+            for awaited in facts.keys() & {waiter, *self._awaited_with(thing)}:
+                awaited_by[awaited].append(task)
+        for task in sorted(facts, key=lambda task: (len(facts[task][0]), facts[task][0])):
+            name, waiter, frames, awaits, thing, inside = facts[task]
             if task == running:
-                places, awaits = self._running(self._frames_of(thread), coroutine + self.at["frame"]), "running"
-            elif not waiter_of[task]:
-                awaits = ""
-            yield task, name, awaits, thing, awaited_by[task][:MOST_WAITERS], inside[:MOST_WAITERS], places
-        if len(own) > MOST_TASKS:
+                frames, awaits = self._running(thread, self.word(task, "coroutine") + self.at["frame"]), "running"
+            awaits = awaits if waiter or task == running else ""
+            yield task, name, awaits, thing, awaited_by[task][:MOST_WAITERS], inside[:MOST_WAITERS], frames
+        if len(facts) < len(addresses):
             raise UnreadableError
 
-    def _is_of(self, task: int, loop: int) -> bool:
-        return self.word(task, _LOOP_OF_FUTURE) == loop and self.word(task, "future_state", 1) not in DONE
+    def _all_tasks(self, all_tasks: int, scheduled: int, eager: int) -> set[int]:
+        """Return the members of two WeakSets, one of which exists, and of a set. Tasks may have ended."""
+        tasks = set(self._members(eager)) if eager else set()
+        for weak_set in filter(None, (all_tasks, scheduled)):
+            tasks.update(self.word(reference, _REFERENT) for reference in self._members(self._set_in(weak_set)))
+        return tasks
+
+    def _is_waiting_in(self, thing: int, loop: int) -> bool:
+        """Return whether an object is a task of a loop that has not ended."""
+        is_task = bool(thing) and self._is_task(thing) and self.word(thing, _LOOP_OF_FUTURE) == loop
+        return is_task and self.word(thing, "future_state", 1) not in DONE
 
     def _is_task(self, thing: int) -> bool:
         kind = self.word(thing, "type")
@@ -124,10 +122,19 @@ class OlderLoop(Loop):
             kind = self.word(kind, "base") if kind else 0
         return False
 
-    def _running(self, frames: list[int], own: int) -> list[tuple[str, str, int]]:
-        """Return the coroutines that run in a thread, leaf first, up to the frame `own` of the task's own."""
-        inner = frames[: frames.index(own) + 1] if own in frames else []
-        return [self.frame_of(frame)[0] for frame in inner if self.word(frame, "owner", 1) == _BY_GENERATOR]
+    def _running(self, thread: int, last: int) -> list[tuple[str, str, int]]:
+        """Return the coroutines that run in a thread, leaf first, up to the frame `last`; [] without it."""
+        frame, places = self.word(thread, "thread_frame"), list[tuple[str, str, int]]()
+        frame = self.word(frame, self._offsets["c_frame"]) if frame and not self._offsets.get("direct") else frame
+        for _ in range(_MOST_FRAMES):
+            if not frame:
+                break
+            if self.word(frame, "owner", 1) == _BY_GENERATOR:
+                places.append(self.frame_of(frame)[0])
+            if frame == last:
+                return places
+            frame = self.word(frame, "previous")
+        return []
 
     def _slots(self, frame: int) -> list[int]:
         return self.addresses(frame + self.at["locals"], self.word(frame, "stack_top", 4, signed=True))
@@ -141,13 +148,37 @@ class OlderLoop(Loop):
                 return self.str_of(self.word(self.word(slot, _FUNCTION), _FUNCTION_NAME)) == "__aexit__"
         return False
 
+    def _thing_of(self, frame: tuple[str, str, int], first: int) -> int:
+        return first if _AWAITS_TASKS.match(" ".join(frame[:2])) else super()._thing_of(frame, first)
+
+    def _awaited_with(self, thing: int) -> list[int]:
+        """Return what is awaited with an object: members of a group or a set, arguments of gather(), or itself."""
+        with suppress(UnreadableError):
+            name = self.type_of(thing)[0] if thing else ""
+            if name in ("set", "TaskGroup"):
+                return self._members(thing if name == "set" else self._set_in(thing))
+            if name == "_GatheringFuture":
+                children = self._children_of(thing)
+                return self.addresses(self.word(children, _LIST), self.word(children, _LIST_SIZE), MOST_TASKS)
+        return [thing]
+
+    def _children_of(self, thing: int) -> int:
+        offset = self.word(self.word(thing, "type"), _DICT_IN_TYPE)  # of its dict, or -1
+        variables = self.word(thing, offset if offset < _MOST_DICT else _MANAGED_DICT)
+        if not (values := self.word(variables, _SPLIT)):
+            return self._values(variables, ["_children"])[0]
+        return self._first(values + (8 if self.minor >= _FIRST_INLINE else 0), "list")
+
     def _set_in(self, thing: int) -> int:
         """Return the first attribute of an object that is a set."""
         values = thing + _VALUES[self.minor]
-        if self.minor < _BEFORE_INLINE:
+        if self.minor < _FIRST_INLINE:
             values = self.word(values) + 1 & ~TAGS  # 3.12 has the address less one
+        return self._first(values, "set")
+
+    def _first(self, values: int, kind: str) -> int:
         for value in self.addresses(values, _MOST_ATTRIBUTES) if values else ():
-            if value and self.type_of(value)[0] == "set":
+            if value and self.type_of(value)[0] == kind:
                 return value
         raise UnreadableError
 
@@ -156,8 +187,8 @@ class OlderLoop(Loop):
         number = self.word(thing, "set_mask") + 1
         if number > _MOST_ENTRIES:
             raise UnreadableError
-        content = self.read(self.word(thing, "set_table"), _SET_ENTRY * number)
-        return [word for word in memoryview(content).cast("Q")[::2].tolist() if word]
+        words = iter(memoryview(self.read(self.word(thing, "set_table"), _SET_ENTRY * number)).cast("Q").tolist())
+        return [key for key, hash_ in zip(words, words, strict=True) if key and hash_ != _REMOVED]
 
     def _entries(self, thing: int) -> Iterator[tuple[int, int]]:
         """Yield (key, value) of a dict."""
