@@ -106,11 +106,11 @@ def test_threads_and_totals(ask: Ask) -> None:
 def test_a_critical_path_is_a_thread_of_markers(ask: Ask) -> None:
     thread = ask("profile", "info", "--all")["processes"][1]["threads"][0]
     assert thread["name"] == "critical path of reader (pid 100, tid 101)"
-    found = ask("thread", "markers", "--thread", "t-2", "--list")
-    assert sum(one["duration"] for one in found["flatMarkers"]) == pytest.approx(100)
-    names = {one["name"] for one in found["flatMarkers"]}
+    shown = ask("thread", "markers", "--thread", "t-2", "--list")
+    assert sum(row["duration"] for row in shown["flatMarkers"]) == pytest.approx(100)
+    names = {row["name"] for row in shown["flatMarkers"]}
     assert "reader: running" in names and "writer: running" in names
-    assert {one["label"] for one in ask("marker", "info", found["flatMarkers"][0]["handle"])["fields"]} == {"Through"}
+    assert {row["label"] for row in ask("marker", "info", shown["flatMarkers"][0]["handle"])["fields"]} == {"Through"}
 
 
 def test_waits_are_markers_with_details_and_stack(ask: Ask) -> None:

@@ -138,20 +138,20 @@ def test_chrome_trace_in_chrome_tracing_without_a_warning(browser: Browser, addr
     profile = made()
     text = converted_bytes("chrome-trace", profile).decode()
     events = Counter((one["ph"], one.get("cat")) for one in json.loads(text)["traceEvents"])
-    found = imported(browser, address, text)
-    assert found["warnings"] == []
-    assert Counter(category for _, category, *_ in found["slices"]) == {
+    trace = imported(browser, address, text)
+    assert trace["warnings"] == []
+    assert Counter(category for _, category, *_ in trace["slices"]) == {
         category: number for (phase, category), number in events.items() if phase in "Xi"
     }
-    assert found["flows"] == events["f", "wakeup"]
-    origin = min(begin for _, _, _, begin, _ in found["slices"])
+    assert trace["flows"] == events["f", "wakeup"]
+    origin = min(begin for _, _, _, begin, _ in trace["slices"])
     waits = Counter(
         (tid, round((begin - origin) * MS), round(length * MS))
-        for tid, category, _, begin, length in found["slices"]
+        for tid, category, _, begin, length in trace["slices"]
         if category == "offcpu" and tid < 2**22
     )
     assert waits == waits_of(profile)
-    assert {(tid, name) for _, tid, name in found["threads"]} >= set(_names(profile))
+    assert {(tid, name) for _, tid, name in trace["threads"]} >= set(_names(profile))
 
 
 @pytest.mark.parametrize("name", ["perfetto", pytest.param("chrome-trace", marks=pytest.mark.long)])

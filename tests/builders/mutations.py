@@ -79,15 +79,15 @@ def _record(data: bytearray, rng: random.Random) -> None:
 
 def _records(data: bytes) -> list[int]:
     """Where some of the records are: a little-endian file's, as far as they can be walked."""
-    at = int.from_bytes(data[40:48], "little") if data[8:9] == b"h" else 16
-    found: list[int] = []
-    while at + 8 <= len(data) and len(found) < 5000:
-        size = int.from_bytes(data[at + 6 : at + 8], "little")
+    offset = int.from_bytes(data[40:48], "little") if data[8:9] == b"h" else 16
+    offsets: list[int] = []
+    while offset + 8 <= len(data) and len(offsets) < 5000:
+        size = int.from_bytes(data[offset + 6 : offset + 8], "little")
         if size < 8:
             break
-        found.append(at)
-        at += size
-    return found
+        offsets.append(offset)
+        offset += size
+    return offsets
 
 
 def _cut(data: bytearray, rng: random.Random) -> None:

@@ -91,17 +91,17 @@ def read(profile: Profile, **options: Any) -> Read:
     return found
 
 
-def play(timed: list[tuple[int, Any]], tracks: dict[int, str], tables: Tables, found: Read) -> None:
+def play(timed: list[tuple[int, Any]], tracks: dict[int, str], tables: Tables, trace: Read) -> None:
     """Events by time, those of one time in the order of the file, as trace_processor sorts them."""
     open_: dict[int, list[Slice]] = defaultdict(list)
     flows: dict[int, Slice] = {}
-    for at, event in timed:
+    for ns, event in timed:
         assert event.track_uuid in tracks
         if event.type == COUNTER:
-            found.counters[tracks[event.track_uuid]].append((at, event.counter_value or event.double_counter_value))
+            trace.counters[tracks[event.track_uuid]].append((ns, event.counter_value or event.double_counter_value))
             continue
         if event.type == END:
-            open_[event.track_uuid].pop().end = at
+            open_[event.track_uuid].pop().end = ns
             continue
         details = {
             tables.text("debug_annotation_names", one.name_iid): one.uint_value
@@ -111,16 +111,16 @@ def play(timed: list[tuple[int, Any]], tracks: dict[int, str], tables: Tables, f
         }
         one = Slice(
             tracks[event.track_uuid], tables.text("event_categories", event.category_iids[0]),
-            tables.text("event_names", event.name_iid), at, at,
+            tables.text("event_names", event.name_iid), ns, ns,
             tables.stack(event.callstack_iid) if event.callstack_iid else "",
             event.callstack_weight if event.HasField("callstack_weight") else None, details,
             len(open_[event.track_uuid]),
         )  # fmt: skip
-        found.slices.append(one)
+        trace.slices.append(one)
         if event.type == BEGIN:
             open_[event.track_uuid].append(one)
         for flow in event.flow_ids:
             flows[flow] = one
         for flow in event.terminating_flow_ids:
-            found.flows.append((flows.pop(flow).name, one.track, at))
+            trace.flows.append((flows.pop(flow).name, one.track, ns))
     assert not any(open_.values()) and not flows

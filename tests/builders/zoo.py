@@ -86,16 +86,16 @@ def deferred_chains(final: bool = True) -> bytes:
 
 def recordings() -> dict[str, bytes]:
     """Name → bytes of all of them, and of what is made of them: foreign, piped, compressed, killed, …"""
-    found = {name: fixture(name) for name in ("direct", "atend", "hybrid", "deferred", "compressed", "pipe", "sched")}
-    found |= {"own": (DATA / "demo.data").read_bytes(), "minimal": minimal(), "waits": waits()}
-    found |= {"everything": everything(), "deferred-v12": deferred_chains(False)}
-    found["deferred-final"] = deferred_chains()
-    found["killed"] = killed(found["direct"])
+    data_of = {name: fixture(name) for name in ("direct", "atend", "hybrid", "deferred", "compressed", "pipe", "sched")}
+    data_of |= {"own": (DATA / "demo.data").read_bytes(), "minimal": minimal(), "waits": waits()}
+    data_of |= {"everything": everything(), "deferred-v12": deferred_chains(False)}
+    data_of["deferred-final"] = deferred_chains()
+    data_of["killed"] = killed(data_of["direct"])
     for name in ("minimal", "waits", "deferred-final", "everything"):
-        found[f"{name}-big"] = _derived(found[name], big_endian)
-        found[f"{name}-pipe"] = _derived(found[name], lambda path: rewritten(path, pipe=True))
-    found["waits-zstd"] = _derived(found["waits"], lambda path: rewritten(path, compress=True))
-    return found
+        data_of[f"{name}-big"] = _derived(data_of[name], big_endian)
+        data_of[f"{name}-pipe"] = _derived(data_of[name], lambda path: rewritten(path, pipe=True))
+    data_of["waits-zstd"] = _derived(data_of["waits"], lambda path: rewritten(path, compress=True))
+    return data_of
 
 
 def killed(data: bytes) -> bytes:

@@ -53,13 +53,13 @@ class Damaged:
     @cached_property
     def records(self) -> list[tuple[int, int, int]]:
         """(offset, type, size) of each record, as the sound recording has them."""
-        at, found = self.u64(header_at("data", "offset")), []
-        end = at + self.u64(header_at("data", "size"))
-        while at < end:
-            kind, _, size = struct.unpack_from("<IHH", self.data, at)
-            found.append((at, kind, size))
-            at += size
-        return found
+        offset, offsets = self.u64(header_at("data", "offset")), []
+        end = offset + self.u64(header_at("data", "size"))
+        while offset < end:
+            kind, _, size = struct.unpack_from("<IHH", self.data, offset)
+            offsets.append((offset, kind, size))
+            offset += size
+        return offsets
 
     def record(self, kind: RecordType, number: int = 0) -> int:
         return [at for at, one, _ in self.records if one == kind][number]

@@ -92,11 +92,11 @@ def replaced_one_by_one(rows: list[tuple[int, int]]) -> list[int]:
     kept, taken = [], list[tuple[int, int]]()
     for row in range(len(rows) - 1, -1, -1):
         low, high = rows[row][0], sum(rows[row])
-        over = [one for one in taken if one[0] < high and one[1] > low]
-        if not over or (low < min(one[0] for one in over) and max(one[1] for one in over) <= high):
+        over = [span for span in taken if span[0] < high and span[1] > low]
+        if not over or (low < min(span[0] for span in over) and max(span[1] for span in over) <= high):
             kept.append(row)
-        merged = (min([low, *(one[0] for one in over)]), max([high, *(one[1] for one in over)]))
-        taken = [one for one in taken if one not in over] + [merged]
+        merged = (min([low, *(span[0] for span in over)]), max([high, *(span[1] for span in over)]))
+        taken = [span for span in taken if span not in over] + [merged]
     return kept[::-1]
 
 

@@ -74,10 +74,10 @@ def archive(number: int) -> bytes:
 def with_checksums(data: bytes) -> bytes:
     """Return a damaged archive whose headers have right checksums, so that more than these are read."""
     blocks = bytearray(data)
-    for at in range(0, len(blocks) - 511, 512):
-        if blocks[at + 257 : at + 262] == b"ustar":
-            blocks[at + 148 : at + 156] = b" " * 8
-            blocks[at + 148 : at + 156] = b"%06o\0 " % sum(blocks[at : at + 512])
+    for offset in range(0, len(blocks) - 511, 512):
+        if blocks[offset + 257 : offset + 262] == b"ustar":
+            blocks[offset + 148 : offset + 156] = b" " * 8
+            blocks[offset + 148 : offset + 156] = b"%06o\0 " % sum(blocks[offset : offset + 512])
     return bytes(blocks)
 
 

@@ -71,11 +71,11 @@ def test_names_are_perfs(capsys: pytest.CaptureFixture[str]) -> None:
     for own, perf in zip(ours, theirs, strict=True):
         assert (own.tid, own.time, own.period) == (perf.tid, perf.time, perf.period)
     # By address: perf adds the caller of a leaf, which it takes from a register, to the frames of the chain.
-    places = {(one.ip, one.dso): one.sym for sample in theirs for one in sample.frames}
-    frames = [one for sample in ours for one in sample.frames if one.dso in (PROGRAM, KERNEL)]
-    assert all(one.sym == places[one.ip, one.dso] for one in frames)
-    assert len([one for one in frames if one.dso == KERNEL]) > 500
-    assert len([one for one in frames if one.dso == PROGRAM]) > 50
+    places = {(frame.ip, frame.dso): frame.sym for sample in theirs for frame in sample.frames}
+    frames = [frame for sample in ours for frame in sample.frames if frame.dso in (PROGRAM, KERNEL)]
+    assert all(frame.sym == places[frame.ip, frame.dso] for frame in frames)
+    assert len([frame for frame in frames if frame.dso == KERNEL]) > 500
+    assert len([frame for frame in frames if frame.dso == PROGRAM]) > 50
 
 
 COPIES = Path(__file__).parents[1] / "data" / "arm64-copies"

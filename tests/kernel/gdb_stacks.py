@@ -95,10 +95,10 @@ def _unwound(threads: list[list[Any]], maps: bytes) -> list[Stop]:
 
 
 def _recording(maps: bytes) -> Recording:
-    code = sorted((one for one in parse_maps(maps) if b"x" in one.permissions), key=lambda one: one.start)
+    code = sorted((area for area in parse_maps(maps) if b"x" in area.permissions), key=lambda area: area.start)
     strings, size = Strings(), len(code)
-    dsos = Dsos.filled(size, path=strings.intern_all(one.name for one in code))
-    start, end, pgoff = np.array([(one.start, one.end, one.offset) for one in code], np.uint64).T
+    dsos = Dsos.filled(size, path=strings.intern_all(area.name for area in code))
+    start, end, pgoff = np.array([(area.start, area.end, area.offset) for area in code], np.uint64).T
     table = Maps.filled(size, start=start, end=end, pgoff=pgoff, dso=np.arange(size))
     meta = Meta(arch=platform.machine())
     return Recording(strings=strings, spaces=Spaces.filled(1), maps=table, dsos=dsos, meta=meta)

@@ -106,13 +106,13 @@ def test_without_stack_bytes_sums_end_where_frame_pointers_do(callers: Path, tmp
 
 @pytest.mark.parametrize("path", ["python_waits", "bash_waits"])
 def test_sums_of_programs_as_debian_ships_them_reach_the_root(path: str, request: pytest.FixtureRequest) -> None:
-    found = whole_stacks.sum_wholeness(request.getfixturevalue(path))
-    waits = sum(one.waits for one in found.values())
+    programs = whole_stacks.sum_wholeness(request.getfixturevalue(path))
+    waits = sum(program.waits for program in programs.values())
     assert waits >= 15
     # A wait may have a stack that no copy holds: of a process that is just being made.
-    assert sum(one.whole for one in found.values()) >= ENOUGH * waits - 2, found
-    times = sum(one.ns for one in found.values())
-    assert sum(one.whole_ns for one in found.values()) >= (ENOUGH - 0.02) * times, found
+    assert sum(program.whole for program in programs.values()) >= ENOUGH * waits - 2, programs
+    times = sum(program.ns for program in programs.values())
+    assert sum(program.whole_ns for program in programs.values()) >= (ENOUGH - 0.02) * times, programs
 
 
 def test_few_stacks_are_copied(python_waits: Path) -> None:

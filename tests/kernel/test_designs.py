@@ -133,16 +133,16 @@ def test_a_request_through_four_processes(record: Record, chance: random.Random)
         work[ord(slow[-1]) - ord("a") + 1] += 15_000
     run = record("request", rounds, sleep, *work)
     path = run.path("client")
-    found = spent(path)
+    spent_ns = spent(path)
     # A server works out of sight as long as the one that asked it is preempted and does not wait yet.
-    hidden = sum(ns for (_, doing), ns in found.items() if doing == "RUNNABLE")
+    hidden = sum(ns for (_, doing), ns in spent_ns.items() if doing == "RUNNABLE")
     for comm in ("client", "server-a", "server-b", "server-c", "server-d"):
-        assert_near(found[comm, "RUNNING"], run.log(comm).cpu, rounds, run.stolen_ns, hidden)
-    asleep = found["server-d", "WAITING"]
+        assert_near(spent_ns[comm, "RUNNING"], run.log(comm).cpu, rounds, run.stolen_ns, hidden)
+    asleep = spent_ns["server-d", "WAITING"]
     assert 0.98 * rounds * sleep * 1000 - rounds * PER_CALL_NS - hidden <= asleep
     assert asleep <= run.log("server-d").slept
-    known = sum(ns for (_, doing), ns in found.items() if doing in {"RUNNING", "RUNNABLE"})
-    assert known + found["server-d", "WAITING"] >= 0.98 * path.length_ns.sum()
+    explained = sum(ns for (_, doing), ns in spent_ns.items() if doing in {"RUNNING", "RUNNABLE"})
+    assert explained + spent_ns["server-d", "WAITING"] >= 0.98 * path.length_ns.sum()
     # Each request passes through all four.
     deep = Counter[int]()
     depth = [0] * len(path.hops.parent)
@@ -151,7 +151,7 @@ def test_a_request_through_four_processes(record: Record, chance: random.Random)
         deep[depth[hop]] += 1
     assert deep[4] >= 0.9 * rounds
     shown = run.bottlenecks(Selection(comms=("client",))).shown  # waiting for a CPU is this machine's load
-    assert slow in max(shown, key=lambda one: one.held_ns - one.held[Held.RUNNABLE]).members
+    assert slow in max(shown, key=lambda bottleneck: bottleneck.held_ns - bottleneck.held[Held.RUNNABLE]).members
 
 
 def test_a_pipeline_is_as_fast_as_its_third_stage(record: Record, chance: random.Random) -> None:

@@ -74,15 +74,15 @@ def test_the_same_records_at_the_same_places(recording: Both) -> None:
 
 def test_the_same_samples(recording: Both) -> None:
     """`4323278253004 0x5c0 [0x98]: PERF_RECORD_SAMPLE(IP, 0x1): 9016/9016: 0xff… period: 1 addr: 0x56…`"""
-    samples = {one.offset: one for one in recording.records if one.name == "PERF_RECORD_SAMPLE"}
+    samples = {record.offset: record for record in recording.records if record.name == "PERF_RECORD_SAMPLE"}
     pattern = re.compile(
         r"^(?:\d+ )?(\d+) (0x\S+) \[0x\S+\]: PERF_RECORD_SAMPLE\(IP, (0x\w+)\): "
         r"(-?\d+)/(-?\d+): (0x\w+|0) period: (\d+) addr: (0x\w+|0)$(.*?)^ \.\.\. thread",
         re.M | re.S,
     )
-    found = pattern.findall(recording.text)
-    assert len(found) == len(samples) > 5
-    for time, offset, misc, pid, tid, ip, period, addr, rest in found:
+    printed = pattern.findall(recording.text)
+    assert len(printed) == len(samples) > 5
+    for time, offset, misc, pid, tid, ip, period, addr, rest in printed:
         ours = samples[int(offset, 16)]
         assert ours.misc == int(misc, 16)
         assert (ours.number("pid"), ours.number("tid")) == (int(pid), int(tid))
@@ -103,9 +103,9 @@ def test_the_same_tasks_and_mappings(recording: Both) -> None:
     _, text, records = recording
     comms = re.findall(r" (0x\w+) \[\w+\]: PERF_RECORD_COMM( exec)?: (.*):(-?\d+)/(-?\d+)$", text, re.M)
     ours = {
-        (f"{one.offset:#x}", " exec" if one.misc & Misc.COMM_EXEC else "", name_of(one, "comm"), *ids_of(one))
-        for one in records
-        if one.name == "PERF_RECORD_COMM"
+        (f"{row.offset:#x}", " exec" if row.misc & Misc.COMM_EXEC else "", name_of(row, "comm"), *ids_of(row))
+        for row in records
+        if row.name == "PERF_RECORD_COMM"
     }
     assert ours == set(comms)
     maps = re.findall(
@@ -113,20 +113,20 @@ def test_the_same_tasks_and_mappings(recording: Both) -> None:
     )
     mapped = {
         (
-            f"{one.offset:#x}",
-            *ids_of(one),
-            *(shown(one, name) for name in ("addr", "len", "pgoff")),
-            name_of(one, "filename"),
+            f"{row.offset:#x}",
+            *ids_of(row),
+            *(shown(row, name) for name in ("addr", "len", "pgoff")),
+            name_of(row, "filename"),
         )
-        for one in records
-        if one.name in ("PERF_RECORD_MMAP", "PERF_RECORD_MMAP2")
+        for row in records
+        if row.name in ("PERF_RECORD_MMAP", "PERF_RECORD_MMAP2")
     }
     assert mapped == set(maps)
     switches = re.findall(r" (0x\w+) \[\w+\]: PERF_RECORD_SWITCH(?:_CPU_WIDE)? (IN|OUT)", text)
     switched = {
-        (f"{one.offset:#x}", "OUT" if one.misc & Misc.SWITCH_OUT else "IN")
-        for one in records
-        if one.name.startswith("PERF_RECORD_SWITCH")
+        (f"{row.offset:#x}", "OUT" if row.misc & Misc.SWITCH_OUT else "IN")
+        for row in records
+        if row.name.startswith("PERF_RECORD_SWITCH")
     }
     assert switched == set(switches)
 

@@ -85,11 +85,11 @@ def test_a_circle_of_timed_waits_is_no_deadlock(tmp_path: Path) -> None:
     with hanging(long, threads=3) as pid:
         run("-p", str(pid), "--duration", "0.5", cwd=tmp_path)
     run("-o", "end", "--lock-owners", "--", short, cwd=tmp_path)
-    found = [report("-i", name, cwd=tmp_path) for name in ("perf.data", "end")]
-    assert [one["deadlocks"] for one in found] == [[], []]
-    assert [len(one["timed_circles"]) for one in found] == [1, 1]
-    assert all(1e9 < thread["asked_ns"] < 9e9 for thread in found[0]["timed_circles"][0])
-    assert [{thread["is_over"] for thread in one["timed_circles"][0]} for one in found] == [{False}, {True}]
+    reports = [report("-i", name, cwd=tmp_path) for name in ("perf.data", "end")]
+    assert [shown["deadlocks"] for shown in reports] == [[], []]
+    assert [len(shown["timed_circles"]) for shown in reports] == [1, 1]
+    assert all(1e9 < thread["asked_ns"] < 9e9 for thread in reports[0]["timed_circles"][0])
+    assert [{thread["is_over"] for thread in shown["timed_circles"][0]} for shown in reports] == [{False}, {True}]
 
 
 def test_every_file_of_a_recording_has_whole_stacks(hung: Hung, tmp_path: Path) -> None:

@@ -56,17 +56,17 @@ def inputs(*paths: Path) -> list[str | Path]:
 def test_the_whole_is_the_sum_of_its_parts(recordings: tuple[Path, ...]) -> None:
     parts = [load_recording(path) for path in recordings]
     expected = sum((totals(part) for part in parts), Totals())
-    whole = load(*recordings)
-    whole.check()
-    assert totals(whole) == expected
-    assert len(whole.samples) == sum(len(part.samples) for part in parts)
-    assert whole.meta.begin_ns == parts[0].meta.begin_ns
-    assert whole.meta.end_ns == parts[1].meta.end_ns
-    names = [evsel.name for evsel in whole.evsels]
+    joined = load(*recordings)
+    joined.check()
+    assert totals(joined) == expected
+    assert len(joined.samples) == sum(len(part.samples) for part in parts)
+    assert joined.meta.begin_ns == parts[0].meta.begin_ns
+    assert joined.meta.end_ns == parts[1].meta.end_ns
+    names = [evsel.name for evsel in joined.evsels]
     assert names == ["cpu-clock", "offcpu-time", "dummy", "offcpu-counters", "offcpu-task", "cpu-clock"]
     # Code of BPF programs has names as long as they are loaded, and other tests load some.
     parts_lost = {cause for path in recordings for cause in load(path).losses}
-    assert set(whole.losses) <= parts_lost | {losses.NO_KERNEL_SYMBOL}
+    assert set(joined.losses) <= parts_lost | {losses.NO_KERNEL_SYMBOL}
 
     events, sums = Counter[str](), Counter[str]()
     for one in report(*inputs(*recordings), "--limit", "0", cwd=Path())[
@@ -80,11 +80,11 @@ def test_the_whole_is_the_sum_of_its_parts(recordings: tuple[Path, ...]) -> None
     total = sum(int(line.rpartition(" ")[2]) for line in folded.stdout.splitlines())
     assert total == sums["offcpu-time"]
     script = perf_offcpu("script", *inputs(*recordings), "-F", "comm,tid,period,event", "-G")
-    found: Totals = Totals()
+    printed: Totals = Totals()
     for line in script.stdout.splitlines():
         comm, tid, period, event = line.rsplit(maxsplit=3)
-        found[event.rstrip(":"), comm.strip(), int(tid)] += int(period)
-    assert +found == +expected
+        printed[event.rstrip(":"), comm.strip(), int(tid)] += int(period)
+    assert +printed == +expected
 
 
 def load(*paths: Path, **options: Any) -> Profile:

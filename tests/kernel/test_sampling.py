@@ -118,11 +118,11 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before)
     done = run("-e", "none", *command, cwd=tmp_path)
     files = sorted(tmp_path.glob("perf.data.*"))
     assert len(files) >= 2
-    found = [load_recording(path).meta.sampling for path in files]
-    assert {one.period_ns for one in found} == {2 * MS}
-    assert sum(one.waits for one in found) >= int(done.stdout) > 20
-    for one in found:
-        assert abs(one.estimated_ns - one.waits_ns) < 10 * MS
+    samplings = [load_recording(path).meta.sampling for path in files]
+    assert {sampling.period_ns for sampling in samplings} == {2 * MS}
+    assert sum(sampling.waits for sampling in samplings) >= int(done.stdout) > 20
+    for sampling in samplings:
+        assert abs(sampling.estimated_ns - sampling.waits_ns) < 10 * MS
 
 
 @pytest.mark.long

@@ -129,9 +129,9 @@ def test_waits_of_a_cpp_program_reach_the_root(recorded: Path) -> None:
 def test_waits_of_the_workload_without_frame_pointers_reach_the_root(tmp_path: Path) -> None:
     flags = ["-mbranch-protection=standard"] if platform.machine() == "aarch64" else []  # return addresses are signed
     record(tmp_path / "x.data", build("waiter.c", tmp_path / "waiter", "-O2", "-fomit-frame-pointer", *flags))
-    found = wholeness(tmp_path / "x.data").values()
-    assert sum(one.waits for one in found) >= 50
-    assert sum(one.whole for one in found) >= ENOUGH * sum(one.waits for one in found) - 1
+    threads = wholeness(tmp_path / "x.data").values()
+    assert sum(thread.waits for thread in threads) >= 50
+    assert sum(thread.whole for thread in threads) >= ENOUGH * sum(thread.waits for thread in threads) - 1
 
 
 def test_the_copy_is_as_long_as_asked_for_and_can_be_left_out(cpp: Path, tmp_path: Path) -> None:

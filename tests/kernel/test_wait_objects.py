@@ -76,16 +76,16 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
 
 def objects_of(recorded: Recorded, kind: str, syscall: str) -> list[tuple[Round, int]]:
     """Return the row of the object of each wait of the rounds of a kind."""
-    recording, found = recorded.recording, []
-    for one in recorded.rounds:
-        if one.kind != kind:
+    recording, rows = recorded.recording, []
+    for round_ in recorded.rounds:
+        if round_.kind != kind:
             continue
-        for row in recorded.waits(one, syscall).tolist():
+        for row in recorded.waits(round_, syscall).tolist():
             (place,) = np.flatnonzero(recording.objects.id == recording.samples.object_id[row])
-            found.append((one, int(place)))
-    waited = len({one for one, _ in found})
+            rows.append((round_, int(place)))
+    waited = len({round_ for round_, _ in rows})
     assert waited == ROUNDS or (kind == "fsync" and waited)
-    return found
+    return rows
 
 
 @pytest.mark.parametrize("kind", FUTEXES)

@@ -240,14 +240,14 @@ def test_rows_are_the_samples(hosts: list[list[dict[str, Any]]]) -> None:
             write_segment(dataset, profile_of(samples), Host(f"host{number}"))
     expected = Counter(
         (
-            f"host{number}", text(one["comm"]), one["event"], one["weight"], one["count"], one["tid"],
-            None if one["cpu"] < 0 else one["cpu"],
-            BEGIN - 1 + one["time_ns"] if one["time_ns"] >= 0 else BEGIN - 1 + 3 * HOUR_NS,
-            tuple(text(code.symbol) for code in reversed(one["path"])),
-            tuple(text(code.symbol) for code in reversed(one["waker_path"])),
+            f"host{number}", text(sample["comm"]), sample["event"], sample["weight"], sample["count"], sample["tid"],
+            None if sample["cpu"] < 0 else sample["cpu"],
+            BEGIN - 1 + sample["time_ns"] if sample["time_ns"] >= 0 else BEGIN - 1 + 3 * HOUR_NS,
+            tuple(text(code.symbol) for code in reversed(sample["path"])),
+            tuple(text(code.symbol) for code in reversed(sample["waker_path"])),
         )
         for number, samples in enumerate(hosts)
-        for one in samples
+        for sample in samples
     )  # fmt: skip
     assert found(dataset) == expected
     assert not [done for _, done in compact(dataset, BEGIN + 9 * HOUR_NS) if isinstance(done, Exception)]

@@ -303,14 +303,14 @@ def test_cache_follows_the_mapping_not_the_name(tmp_path: Path) -> None:
             pass
         copy.unlink()
         mappings = parse_maps(Path(f"/proc/{child.pid}/maps").read_bytes())
-        code = [one for one in mappings if one.inode and b"x" in one.permissions]
+        code = [area for area in mappings if area.inode and b"x" in area.permissions]
         read = partial(read_build_id, child.pid)
-        known = {one.name: read(one.start, one.end, one.inode, one.name, maps=True) for one in code}
-        assert known[os.fsencode(copy) + b" (deleted)"] == expected != b""
+        build_ids = {area.name: read(area.start, area.end, area.inode, area.name, maps=True) for area in code}
+        assert build_ids[os.fsencode(copy) + b" (deleted)"] == expected != b""
         # Without a mapping at that address the path counts, if it still is that file.
-        libc = next(one for one in code if b"libc.so" in one.name)
+        libc = next(area for area in code if b"libc.so" in area.name)
         others = [read(0, 4096, inode, libc.name, maps=False) for inode in (libc.inode, 1)]
-        assert others == [known[libc.name], None]
+        assert others == [build_ids[libc.name], None]
         assert read(0, 4096, os.stat("/dev/null").st_ino, b"/dev/null", maps=False) is None
     finally:
         child.kill()

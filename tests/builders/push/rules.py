@@ -101,7 +101,7 @@ _PROMQL_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 
 def parca_write_raw(request: Any) -> list[Series]:
     """ProfileColumnStore.WriteRaw: what a WriteRawRequest is stored as."""
-    found = []
+    stored = []
     for series in request.series:
         pairs = [(label.name, label.value) for label in series.labels.labels]
         name = dict(pairs).get("__name__", "")
@@ -109,13 +109,13 @@ def parca_write_raw(request: Any) -> list[Series]:
         demand(name, "missing __name__ label")
         demand(all(map(_PARCA_NAME.fullmatch, labels)), "invalid label name")
         for sample in series.samples:
-            found += stored_pprof(gunzip(sample.raw_profile, 64 << 20), {"__name__": name, **labels})
-    for one in found:
+            stored += stored_pprof(gunzip(sample.raw_profile, 64 << 20), {"__name__": name, **labels})
+    for one in stored:
         delta = ":delta" if one.duration_ns else ""
         demand(_PROMQL_NAME.fullmatch(one.type + delta), f"invalid profile type {one.type}")
         own = {name for _, own in one.values for name, _ in own}
         demand(all(map(_PARCA_NAME.fullmatch, own)) and not own & {*one.labels}, "labels are renamed")
-    return found
+    return stored
 
 
 def gunzip(data: bytes, limit: int) -> bytes:

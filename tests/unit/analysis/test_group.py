@@ -107,11 +107,11 @@ def test_walks_are_those_of_each_stack(stacks: list[list[str]], names: set[str],
     assert set(np.flatnonzero(used_frames(profile, leaves)).tolist()) == used
 
     hits = [[node for node in way if wanted[frame_of[node]]] for way in ways]
-    assert outermost_node(profile, leaves, wanted).tolist() == [(found or [-1])[-1] for found in hits]
-    for way, found, node in zip(ways, hits, innermost_node(profile, leaves, wanted, user_frames).tolist(), strict=True):
+    assert outermost_node(profile, leaves, wanted).tolist() == [(nodes or [-1])[-1] for nodes in hits]
+    for way, nodes, node in zip(ways, hits, innermost_node(profile, leaves, wanted, user_frames).tolist(), strict=True):
         users = np.cumsum([not is_kernel[frame_of[one]] for one in way]).tolist()
         is_near = [not user_frames or number < user_frames for number in [0, *users]]
-        assert node == next((one for one, near in zip(way, is_near, strict=False) if near and one in found), -1)
+        assert node == next((one for one, near in zip(way, is_near, strict=False) if near and one in nodes), -1)
 
 
 ID = "0123456789ab" + 52 * "c"

@@ -204,27 +204,27 @@ def test_weights_and_idle_time_sum_to_the_window(waits: Waits, window: tuple[int
     profile = with_waits((*one[:3], -1, 0) for one in waits).build()
     starts = [-1, *sorted(edges), 200]
     profile.meta.parts = tuple(zip(starts[::2], starts[1::2], strict=False))
-    found = count(profile, window)
-    timeline, levels = timeline_of(profile), found.levels()
-    paused = {at - timeline.origin_ns for begin, end in profile.meta.pauses for at in range(begin, end)}
-    assert int(levels.sum()) == len(set(range(found.begin, found.end)) - paused)
-    assert int(found.weight.sum()) == int(levels[1:].sum())
-    assert int(found.alone_by.sum()) == (int(levels[1]) if len(levels) > 1 else 0)
+    moments = count(profile, window)
+    timeline, levels = timeline_of(profile), moments.levels()
+    paused = {now - timeline.origin_ns for begin, end in profile.meta.pauses for now in range(begin, end)}
+    assert int(levels.sum()) == len(set(range(moments.begin, moments.end)) - paused)
+    assert int(moments.weight.sum()) == int(levels[1:].sum())
+    assert int(moments.alone_by.sum()) == (int(levels[1]) if len(levels) > 1 else 0)
     # Nanosecond by nanosecond.
     table = WaitTable(profile, timeline)
     weight = [Fraction(0)] * len(timeline.tracks)
-    for at in range(found.begin, found.end):
+    for now in range(moments.begin, moments.end):
         running = []
         for row in range(len(timeline.tracks)):
             mine = table.track == row
             its = timeline.track == row
-            alive = timeline.begin_ns[its].min() <= at < timeline.end_ns[its].max()
-            if alive and at not in paused and not ((table.begin[mine] <= at) & (at < table.end[mine])).any():
+            alive = timeline.begin_ns[its].min() <= now < timeline.end_ns[its].max()
+            if alive and now not in paused and not ((table.begin[mine] <= now) & (now < table.end[mine])).any():
                 running.append(row)
-        assert int(found.numbers_at(np.array([at]))[0]) == len(running)
+        assert int(moments.numbers_at(np.array([now]))[0]) == len(running)
         for row in running:
             weight[row] += Fraction(1, len(running))
-    assert all(abs(one - int(other)) < 1 for one, other in zip(weight, found.weight, strict=True))
+    assert all(abs(one - int(other)) < 1 for one, other in zip(weight, moments.weight, strict=True))
 
 
 def test_threads_do_not_run_while_their_host_is_not_recorded() -> None:
@@ -283,11 +283,11 @@ def test_bottlenecks() -> None:
     profile, timeline = profile_with_preemption()
     cascade = cascade_of(profile, timeline)
     cascade.check()
-    found = bottlenecks_of(profile, timeline, cascade, profile.budget)
-    by_name = {one.members[0]: one for one in found.shown}
+    bottlenecks = bottlenecks_of(profile, timeline, cascade, profile.budget)
+    by_name = {one.members[0]: one for one in bottlenecks.shown}
     assert (by_name["disk"].held[Held.RUNNING], by_name["disk"].held[Held.RUNNABLE]) == (400, 1200)
     assert (by_name["[CPU]"].held_ns, by_name["[CPU]"].behind[0]) == (1200, ("disk", 1200))
-    assert found.total_ns == sum(one.held_ns for one in found.shown) + found.other_ns
+    assert bottlenecks.total_ns == sum(one.held_ns for one in bottlenecks.shown) + bottlenecks.other_ns
 
 
 def test_serialization() -> None:

@@ -19,13 +19,13 @@ def options(*argv: str) -> RecordOptions:
 
 
 def test_defaults() -> None:
-    found = options()
-    assert found.target.kind is Targets.ALL
-    assert (found.command, found.output, found.threshold_ns) == ((), "perf.data", 1_000_000)
-    assert [event.name for event in found.events] == ["cpu-clock"]
-    assert (found.frequency_hz, found.period, found.kernel_stacks) == (99, 0, True)
-    assert (found.ring_bytes, found.realtime_priority, found.duration_s) == (0, 0, None)
-    assert found.argv == ("perf-offcpu", "record")
+    chosen = options()
+    assert chosen.target.kind is Targets.ALL
+    assert (chosen.command, chosen.output, chosen.threshold_ns) == ((), "perf.data", 1_000_000)
+    assert [event.name for event in chosen.events] == ["cpu-clock"]
+    assert (chosen.frequency_hz, chosen.period, chosen.kernel_stacks) == (99, 0, True)
+    assert (chosen.ring_bytes, chosen.realtime_priority, chosen.duration_s) == (0, 0, None)
+    assert chosen.argv == ("perf-offcpu", "record")
     assert options("-F", "max").frequency_hz > 99, "the kernel's limit"
     assert options("--off-cpu", "-T", "--sample-cpu", "--", "true").command == ("true",), "perf's, without effect"
 
@@ -38,16 +38,16 @@ def test_words_after_the_command_belong_to_it(separator: tuple[str, ...]) -> Non
 
 
 def test_every_other_option() -> None:
-    found = options(
+    chosen = options(
         *("-p", "1,2", "-o", "out", "-c", "7", "-m", "1M", "-r", "5", "--duration", "0.5"),
         *("-e", "cs", "-e", "cycles:u", "--no-kernel-callchains", "-g", "-q", "--off-cpu-thresh", "0.25"),
         *("--min-block", "7"),
     )
-    assert (found.target.kind, found.target.ids) == (Targets.PIDS, (1, 2))
-    assert (found.output, found.period, found.ring_bytes) == ("out", 7, 1 << 20)
-    assert (found.realtime_priority, found.duration_s, found.kernel_stacks) == (5, 0.5, False)
-    assert [event.name for event in found.events] == ["cs", "cycles:u"]
-    assert (found.threshold_ns, found.min_block_ns) == (250_000, 7_000)
+    assert (chosen.target.kind, chosen.target.ids) == (Targets.PIDS, (1, 2))
+    assert (chosen.output, chosen.period, chosen.ring_bytes) == ("out", 7, 1 << 20)
+    assert (chosen.realtime_priority, chosen.duration_s, chosen.kernel_stacks) == (5, 0.5, False)
+    assert [event.name for event in chosen.events] == ["cs", "cycles:u"]
+    assert (chosen.threshold_ns, chosen.min_block_ns) == (250_000, 7_000)
 
 
 @pytest.mark.parametrize("argv", [

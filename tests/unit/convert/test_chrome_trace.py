@@ -30,10 +30,10 @@ def ns(microseconds: Decimal) -> int:
     return round(microseconds * 1000)  # as Perfetto reads them
 
 
-def slices(found: list[Event], category: str) -> list[tuple[int, int, str, int, int]]:
+def slices(trace: list[Event], category: str) -> list[tuple[int, int, str, int, int]]:
     """(pid, tid, name, begin, duration in ns) of the slices of a category, in order."""
-    chosen = [one for one in found if one["ph"] == "X" and one["cat"] == category]
-    return [(one["pid"], one["tid"], one["name"], ns(one["ts"]), ns(one["dur"])) for one in chosen]
+    chosen = [event for event in trace if event["ph"] == "X" and event["cat"] == category]
+    return [(event["pid"], event["tid"], event["name"], ns(event["ts"]), ns(event["dur"])) for event in chosen]
 
 
 def weights(found: list[Event]) -> int:
@@ -67,10 +67,10 @@ def test_waits_are_slices_to_the_nanosecond(profile: Profile) -> None:
 
 
 def test_an_arrow_from_waker_to_sleeper(profile: Profile) -> None:
-    found = events(profile)
-    (mark,) = (one for one in found if one.get("cat") == "wakeup" and one["ph"] == "X")
+    trace = events(profile)
+    (mark,) = (event for event in trace if event.get("cat") == "wakeup" and event["ph"] == "X")
     assert (mark["tid"], mark["name"], ns(mark["ts"])) == (100, "wakes wk-102", 1_019_000)
-    (start,), (end,) = ([one for one in found if one["ph"] == phase] for phase in "sf")
+    (start,), (end,) = ([event for event in trace if event["ph"] == phase] for phase in "sf")
     assert (start["tid"], start["ts"]) == (100, mark["ts"]) and (end["tid"], end["bp"]) == (102, "e")
     assert start["id"] == end["id"] == 1 and start["cat"] == end["cat"] and start["name"] == end["name"]
 
@@ -80,51 +80,51 @@ def test_interrupts_have_no_arrow_but_are_named() -> None:
         "a", ["f"], 50, waker_tid=7, waker_pid=7, wakeup_ns=900, time_ns=1_000,
         flags=SampleFlag.WAKER_INTERRUPT | SampleFlag.BEGAN_BEFORE,
     )  # fmt: skip
-    found = events(builder.build())
-    assert not [one for one in found if one["ph"] in "sf"]
-    (wait,) = (one for one in found if one.get("cat") == "offcpu")
+    trace = events(builder.build())
+    assert not [event for event in trace if event["ph"] in "sf"]
+    (wait,) = (event for event in trace if event.get("cat") == "offcpu")
     details = {"state": "state unknown", "note": "began before the recording", "woken by": "an interrupt"}
     assert wait["args"] == details | {"stack": "f"}
 
 
 def test_details_and_names(profile: Profile) -> None:
-    found = events(profile)
-    assert weights(found) == sum(profile.samples.period.tolist())
-    assert {one["ph"] for one in found} <= set("MXisf"), "importers warn of others"
-    wait = next(one for one in found if one["ph"] == "X" and one["tid"] == 102 and one["cat"] == "offcpu")
+    trace = events(profile)
+    assert weights(trace) == sum(profile.samples.period.tolist())
+    assert {row["ph"] for row in trace} <= set("MXisf"), "importers warn of others"
+    wait = next(row for row in trace if row["ph"] == "X" and row["tid"] == 102 and row["cat"] == "offcpu")
     assert wait["args"]["woken by"] == "main (pid 100, tid 100)" and wait["args"]["stack"] == "main;f"
-    names = {(one["name"], one["pid"], one["tid"]): one["args"]["name"] for one in found if one["ph"] == "M"}
+    names = {(row["name"], row["pid"], row["tid"]): row["args"]["name"] for row in trace if row["ph"] == "M"}
     assert names["process_name", 100, 100] == "main" and names["thread_name", 100, 101] == "io"
     assert names["thread_name", SUMS_PID, SUMS_PID + 3] == "wk (pid 100, tid 102)"
-    (moment,) = (one for one in found if one["ph"] == "i")
+    (moment,) = (row for row in trace if row["ph"] == "i")
     assert (moment["name"], moment["args"]) == ("cpu-clock", {"weight": 11, "stack": "main;run"})
 
 
-def misplaced(found: list[Event]) -> list[Event]:
+def misplaced(trace: list[Event]) -> list[Event]:
     """Return slices that overlap others in part, in the doubles of a browser."""
     tracks: dict[tuple[int, int], list[tuple[float, float, Event]]] = defaultdict(list)
-    for one in found:
-        if one["ph"] == "X":
-            at, duration = float(one["ts"]), float(one["dur"])
-            tracks[one["pid"], one["tid"]].append((at, -duration, one))
+    for event in trace:
+        if event["ph"] == "X":
+            begin, duration = float(event["ts"]), float(event["dur"])
+            tracks[event["pid"], event["tid"]].append((begin, -duration, event))
     wrong = []
     for track in tracks.values():
         open_: list[float] = []
-        for at, length, one in sorted(track, key=lambda item: item[:2]):
-            while open_ and open_[-1] <= at:
+        for begin, length, event in sorted(track, key=lambda item: item[:2]):
+            while open_ and open_[-1] <= begin:
                 open_.pop()
-            if open_ and open_[-1] < at - length:
-                wrong.append(one)
-            open_.append(at - length)
+            if open_ and open_[-1] < begin - length:
+                wrong.append(event)
+            open_.append(begin - length)
     return wrong
 
 
 @pytest.mark.long
 def test_large_totals_are_exact_and_slices_nest() -> None:
     profile = large_profile(30_000, 1_000)
-    found = events(profile)
-    assert weights(found) == sum(profile.samples.period.tolist())
-    assert sum(one[4] for one in slices(found, "runqueue")) == sum(profile.samples.runq_ns.tolist())
-    assert misplaced(found) == []
-    starts = {one["id"] for one in found if one["ph"] == "s"}
-    assert len(starts) > 20_000 and starts == {one["id"] for one in found if one["ph"] == "f"}
+    trace = events(profile)
+    assert weights(trace) == sum(profile.samples.period.tolist())
+    assert sum(event[4] for event in slices(trace, "runqueue")) == sum(profile.samples.runq_ns.tolist())
+    assert misplaced(trace) == []
+    starts = {event["id"] for event in trace if event["ph"] == "s"}
+    assert len(starts) > 20_000 and starts == {event["id"] for event in trace if event["ph"] == "f"}

@@ -185,9 +185,9 @@ def test_sums_are_exact() -> None:
         parsed = document(whole)
         weights = [ns(weight) for thread in parsed["threads"] for weight in thread["samples"]["weight"]]
         assert sum(weights) == whole.samples.period.sum()
-        waits = [one for thread in parsed["threads"] for one in markers(parsed, thread) if one[0] != "wakes"]
+        waits = [part for thread in parsed["threads"] for part in markers(parsed, thread) if part[0] != "wakes"]
         assert sum(end - begin for _, begin, end, _ in waits) == whole.samples.period.sum()
-    woken = [one for thread in document(large_profile(3_000, 200))["threads"] for one in thread["markers"]["phase"]]
+    woken = [part for thread in document(large_profile(3_000, 200))["threads"] for part in thread["markers"]["phase"]]
     assert woken.count(1) == 3_000 and woken.count(0) > 1_000
 
 

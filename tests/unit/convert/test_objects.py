@@ -54,13 +54,13 @@ def test_firefox() -> None:
     profile = json.loads(converted("firefox", bank()))
     strings = profile["shared"]["stringArray"]
     found = [
-        tuple(strings[one[key]] if key in one else None for key in ("object", "holder"))
+        tuple(strings[row[key]] if key in row else None for key in ("object", "holder"))
         for thread in profile["threads"]
-        for one in thread["markers"]["data"]
-        if one and one.get("type") == "Wait"
+        for row in thread["markers"]["data"]
+        if row and row.get("type") == "Wait"
     ]
     assert sorted(found, key=str) == sorted(DETAILS, key=str)
-    assert {"object", "holder"} <= {field["key"] for one in profile["meta"]["markerSchema"] for field in one["fields"]}
+    assert {"object", "holder"} <= {field["key"] for row in profile["meta"]["markerSchema"] for field in row["fields"]}
 
 
 def test_perfetto_and_pprof() -> None:
@@ -125,23 +125,23 @@ def test_the_track_of_a_path(track: Lane) -> None:
 
 
 def test_a_path_in_perfetto(profile: Profile, track: Lane) -> None:
-    found = [one for one in read(profile, path=track).slices if one.track == track.title]
-    assert [(one.name, one.begin, one.end, one.details["through"]) for one in found] == EXPECTED
-    assert {(one.depth, one.weight) for one in found} == {(0, None)}, "segments lie side by side"
+    segments = [span for span in read(profile, path=track).slices if span.track == track.title]
+    assert [(span.name, span.begin, span.end, span.details["through"]) for span in segments] == EXPECTED
+    assert {(span.depth, span.weight) for span in segments} == {(0, None)}, "segments lie side by side"
 
 
 def test_a_path_in_a_chrome_trace(profile: Profile, track: Lane) -> None:
     parsed = json.loads(converted("chrome-trace", profile, path=track), parse_float=Decimal)
     origin = int(parsed["otherData"]["origin_ns"])
-    found = [
-        (one["name"], int(one["ts"] * 1000) + origin, one["dur"] * 1000, one["args"]["through"])
-        for one in parsed["traceEvents"]
-        if one.get("cat") == "critical path"
+    segments = [
+        (event["name"], int(event["ts"] * 1000) + origin, event["dur"] * 1000, event["args"]["through"])
+        for event in parsed["traceEvents"]
+        if event.get("cat") == "critical path"
     ]
-    assert [(name, begin, begin + int(ns), through) for name, begin, ns, through in found] == EXPECTED
-    assert min(one["ts"] for one in parsed["traceEvents"] if "ts" in one) == 0
-    waits = [one for one in parsed["traceEvents"] if one.get("cat") == "offcpu"]
-    assert sum(one["dur"] * 1000 for one in waits) == int(profile.samples.period.sum())
+    assert [(name, begin, begin + int(ns), through) for name, begin, ns, through in segments] == EXPECTED
+    assert min(event["ts"] for event in parsed["traceEvents"] if "ts" in event) == 0
+    waits = [event for event in parsed["traceEvents"] if event.get("cat") == "offcpu"]
+    assert sum(event["dur"] * 1000 for event in waits) == int(profile.samples.period.sum())
 
 
 def test_a_path_in_firefox(profile: Profile, track: Lane) -> None:

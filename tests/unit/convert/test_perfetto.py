@@ -71,13 +71,13 @@ def test_thread_states_and_counters(found: Read) -> None:
 @pytest.mark.long
 def test_large_totals_are_exact_and_slices_nest() -> None:
     profile = large_profile(20_000, 1_000)
-    found = read(profile)
-    assert found.weight == sum(profile.samples.period.tolist())
-    depths = Counter(one.depth for one in found.slices if one.category == "offcpu")
-    assert len(found.flows) > 10_000 and sum(depths.values()) == 20_000
-    assert sum(one.end - one.begin for one in found.slices if one.category == "offcpu") == found.weight
-    queued = sum(one.end - one.begin for one in found.slices if one.category == "runqueue")
-    assert queued == sum(profile.samples.runq_ns.tolist()) and found.counters["threads blocked"][-1][1] == 0
+    trace = read(profile)
+    assert trace.weight == sum(profile.samples.period.tolist())
+    depths = Counter(span.depth for span in trace.slices if span.category == "offcpu")
+    assert len(trace.flows) > 10_000 and sum(depths.values()) == 20_000
+    assert sum(span.end - span.begin for span in trace.slices if span.category == "offcpu") == trace.weight
+    queued = sum(span.end - span.begin for span in trace.slices if span.category == "runqueue")
+    assert queued == sum(profile.samples.runq_ns.tolist()) and trace.counters["threads blocked"][-1][1] == 0
     assert read(ProfileBuilder().build()).slices == []
 
 

@@ -34,14 +34,14 @@ class Read:
         strings = self.strings = list(self.message.string_table)
         assert strings[0] == "" and len(set(strings)) == len(strings)
         self.types = [f"{strings[kind.type]}/{strings[kind.unit]}" for kind in self.message.sample_type]
-        self.functions = {one.id: one for one in self.message.function}
-        self.mappings = {one.id: one for one in self.message.mapping}
+        self.functions = {row.id: row for row in self.message.function}
+        self.mappings = {row.id: row for row in self.message.mapping}
         self.locations: dict[int, tuple[int, list[tuple[str, int]]]] = {}
-        for one in self.message.location:
-            assert one.id > 0 and one.id not in self.locations and one.mapping_id in {0, *self.mappings}
-            lines = [(strings[self.functions[line.function_id].name], line.line) for line in one.line]
-            self.locations[one.id] = one.address, lines
-        self.samples = [self._sample(one) for one in self.message.sample]
+        for row in self.message.location:
+            assert row.id > 0 and row.id not in self.locations and row.mapping_id in {0, *self.mappings}
+            lines = [(strings[self.functions[line.function_id].name], line.line) for line in row.line]
+            self.locations[row.id] = row.address, lines
+        self.samples = [self._sample(row) for row in self.message.sample]
 
     def _sample(self, one: Any) -> Sample:
         assert len(one.value) == len(self.types)
@@ -70,31 +70,31 @@ def sample_profile() -> Profile:
 
 
 def test_types_values_and_labels() -> None:
-    found = Read(sample_profile())
-    assert found.types == [
+    pprof = Read(sample_profile())
+    assert pprof.types == [
         "off_cpu/nanoseconds", "off_cpu_events/count", "runqueue/nanoseconds", "cycles/count", "cpu/nanoseconds",
     ]  # fmt: skip
-    assert {(one.labels["comm"], one.stack): list(one.values.values()) for one in found.samples} == {
+    assert {(sample.labels["comm"], sample.stack): list(sample.values.values()) for sample in pprof.samples} == {
         ("a", "main;read;schedule"): [42, 4, 4, 0, 0], ("a", "main;read;[missed kernel stack]"): [5, 1, 0, 0, 0],
         ("a", "main"): [0, 0, 0, 0, 100], ("b", "main"): [0, 0, 0, 10_000, 0], ("b", "[missed stack]"): [9, 1, 0, 0, 0],
     }  # fmt: skip
-    waits = next(one for one in found.samples if one.stack.endswith("schedule"))
+    waits = next(sample for sample in pprof.samples if sample.stack.endswith("schedule"))
     assert waits.labels == {"comm": "a", "state": "interruptible sleep", "pid": 100, "tid": 7}
-    woken = next(one for one in found.samples if one.stack == "[missed stack]")
-    assert woken.labels["woken by"] == "a (pid 100, tid 7)" and found.total("cpu/nanoseconds") == 100
+    woken = next(sample for sample in pprof.samples if sample.stack == "[missed stack]")
+    assert woken.labels["woken by"] == "a (pid 100, tid 7)" and pprof.total("cpu/nanoseconds") == 100
 
 
 def test_tables_build_ids_and_times() -> None:
-    found = Read(sample_profile())
-    assert 0x1234 in {address for address, _ in found.locations.values()}
-    mappings = {found.strings[one.filename]: found.strings[one.build_id] for one in found.mappings.values()}
+    pprof = Read(sample_profile())
+    assert 0x1234 in {address for address, _ in pprof.locations.values()}
+    mappings = {pprof.strings[mapping.filename]: pprof.strings[mapping.build_id] for mapping in pprof.mappings.values()}
     assert mappings["/lib/libc.so.6"] == "c0ffee"
-    assert (found.message.time_nanos, found.message.duration_nanos) == (10**18 + 1_000, 8_000)
-    assert found.strings[found.message.default_sample_type] == "off_cpu"
+    assert (pprof.message.time_nanos, pprof.message.duration_nanos) == (10**18 + 1_000, 8_000)
+    assert pprof.strings[pprof.message.default_sample_type] == "off_cpu"
     # As Parca demands (pkg/normalizer/validate.go), and without entries that no sample uses:
-    for table in (found.locations, found.mappings, found.functions):
+    for table in (pprof.locations, pprof.mappings, pprof.functions):
         assert list(table) == list(range(1, len(table) + 1))
-    names = {lines[0][0] for _, lines in found.locations.values()}
+    names = {lines[0][0] for _, lines in pprof.locations.values()}
     assert names == {"main", "read", "schedule", "[missed kernel stack]", "[missed stack]"}
 
 
@@ -105,11 +105,11 @@ def test_inlined_functions_are_lines_of_one_location() -> None:
         Code("inlined", "/bin/x", 0x20, file="y.h", line=9, inline_depth=1),
         Code("deepest", "/bin/x", 0x20, file="z.h", line=11, inline_depth=2),
     ]
-    found = Read(ProfileBuilder().sample("a", [*chain], 5).sample("a", chain[:1], 2).build())
-    locations = {address: lines for address, lines in found.locations.values() if address}
+    pprof = Read(ProfileBuilder().sample("a", [*chain], 5).sample("a", chain[:1], 2).build())
+    locations = {address: lines for address, lines in pprof.locations.values() if address}
     assert locations == {0x10: [("main", 3)], 0x20: [("deepest", 11), ("inlined", 9), ("outer", 7)]}
-    assert {one.stack for one in found.samples} == {"main", "main;outer;inlined;deepest"}
-    sources = {found.strings[one.name]: found.strings[one.filename] for one in found.functions.values()}
+    assert {one.stack for one in pprof.samples} == {"main", "main;outer;inlined;deepest"}
+    sources = {pprof.strings[one.name]: pprof.strings[one.filename] for one in pprof.functions.values()}
     assert sources["deepest"] == "z.h" and sources["main"] == "x.c"
 
 

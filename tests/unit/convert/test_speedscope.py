@@ -33,19 +33,19 @@ class Read:
 
 def read(parsed: dict[str, Any]) -> dict[str, Read]:
     names = [frame["name"] for frame in parsed["shared"]["frames"]]
-    found = {}
+    profiles = {}
     for profile in parsed["profiles"]:
         assert profile["type"] == "sampled" and profile["unit"] == "nanoseconds"
         assert len(profile["samples"]) == len(profile["weights"]) and profile["startValue"] == 0
-        one, at = Read(profile["endValue"]), 0
+        thread, weight_before = Read(profile["endValue"]), 0
         for stack, weight in zip(profile["samples"], profile["weights"], strict=True):
             assert weight >= 0
             if stack:
-                one.samples.append((";".join(names[frame] for frame in stack), at, weight))
-            at += weight
-        assert at == one.end
-        found[profile["name"]] = one
-    return found
+                thread.samples.append((";".join(names[frame] for frame in stack), weight_before, weight))
+            weight_before += weight
+        assert weight_before == thread.end
+        profiles[profile["name"]] = thread
+    return profiles
 
 
 def sample_profile() -> Profile:

@@ -82,18 +82,18 @@ def test_perfetto(profile: Profile) -> None:
 def test_chrome_trace(profile: Profile) -> None:
     parsed = json.loads(converted("chrome-trace", profile), parse_float=Decimal)
     events, origin = parsed["traceEvents"], int(parsed["otherData"]["origin_ns"])
-    title_of = {(one["pid"], one["tid"]): one["args"]["name"] for one in events if one["name"] == "thread_name"}
+    title_of = {(row["pid"], row["tid"]): row["args"]["name"] for row in events if row["name"] == "thread_name"}
     rows = [
-        (title_of[one["pid"], one["tid"]], origin + int(one["ts"] * 1000), int(one["dur"] * 1000), one)
-        for one in events
-        if one.get("cat") == "task"
+        (title_of[row["pid"], row["tid"]], origin + int(row["ts"] * 1000), int(row["dur"] * 1000), row)
+        for row in events
+        if row.get("cat") == "task"
     ]
     assert {
-        title: [(ts, ts + ns, one["name"], one["args"]["detail"]) for own, ts, ns, one in rows if own == title]
+        title: [(ts, ts + ns, row["name"], row["args"]["detail"]) for own, ts, ns, row in rows if own == title]
         for title in EXPECTED
     } == EXPECTED
-    waits = [one for one in events if one.get("cat") == "offcpu"]
-    assert sum(one["dur"] * 1000 for one in waits) == int(profile.samples.period.sum()), "no wait is a task's"
+    waits = [row for row in events if row.get("cat") == "offcpu"]
+    assert sum(row["dur"] * 1000 for row in waits) == int(profile.samples.period.sum()), "no wait is a task's"
 
 
 def test_html(profile: Profile) -> None:

@@ -327,11 +327,11 @@ class File:
         return {(one.tid, one.end) for one in self.waits if one.blocked and one.end == self.spans[-1][1]}
 
     def recording(self) -> Recording:
-        waits = sorted(self.waits, key=lambda one: one.end)
-        flags = [SampleFlag.OFFCPU | (SampleFlag.STILL_BLOCKED if one.blocked else 0) for one in waits]
+        waits = sorted(self.waits, key=lambda wait: wait.end)
+        flags = [SampleFlag.OFFCPU | (SampleFlag.STILL_BLOCKED if wait.blocked else 0) for wait in waits]
         samples = Samples.filled(
-            len(waits), evsel=0, pid=1, tid=[one.tid for one in waits], time_ns=[one.end for one in waits],
-            switch_out_ns=[one.begin for one in waits], period=[one.end - one.begin for one in waits], flags=flags,
+            len(waits), evsel=0, pid=1, tid=[wait.tid for wait in waits], time_ns=[wait.end for wait in waits],
+            switch_out_ns=[wait.begin for wait in waits], period=[wait.end - wait.begin for wait in waits], flags=flags,
         )  # fmt: skip
         parts = self.spans if len(self.spans) > 1 else ()
         begin, end = self.spans[0][0], self.spans[-1][1]

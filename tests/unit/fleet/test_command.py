@@ -193,11 +193,11 @@ def test_every_column_of_a_query_is_there(dataset: Path, capsys: pytest.CaptureF
         "SELECT 1 AS a, 2 AS a, 3 AS a_1, (1::HUGEINT << 100) AS big, 'NaN'::DOUBLE AS nan, NULL AS none, "
         "DATE '2026-11-22' AS day, 'x'::BLOB AS blob, [1.5::DOUBLE, 'inf'] AS list, labels FROM hosts LIMIT 1"
     )
-    (found,) = json.loads(run(capsys, "sql", dataset, query, "--json"), parse_constant=pytest.fail)
-    assert (found["a"], found["a_1"], found["a_1_1"], found["big"]) == (1, 2, 3, 1 << 100)
-    assert (found["nan"], found["none"], found["list"]) == (None, None, [1.5, None])
-    assert (found["day"], found["blob"]) == ("2026-11-22", "x")
-    assert found["labels"]["service"] in ("web", "db")
+    (row,) = json.loads(run(capsys, "sql", dataset, query, "--json"), parse_constant=pytest.fail)
+    assert (row["a"], row["a_1"], row["a_1_1"], row["big"]) == (1, 2, 3, 1 << 100)
+    assert (row["nan"], row["none"], row["list"]) == (None, None, [1.5, None])
+    assert (row["day"], row["blob"]) == ("2026-11-22", "x")
+    assert row["labels"]["service"] in ("web", "db")
     text = run(capsys, "sql", dataset, "SELECT 1 AS a, 2 AS a")
     assert re.search(r"^# a +a_1$", text, re.M) and re.search(r"^  1 +2$", text, re.M)
 

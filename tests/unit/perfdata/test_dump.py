@@ -41,15 +41,15 @@ def test_every_byte_of_the_data_is_in_a_record(name: str) -> None:
         records = parse(dump(reader))
         assert reader.counters == {}
     streams: dict[str, list[Dumped]] = {}
-    for one in records:
-        streams.setdefault(one.origin, []).append(one)
+    for record in records:
+        streams.setdefault(record.origin, []).append(record)
     for origin, stream in streams.items():
-        at = 0 if origin else begin
-        for one in stream:
-            assert one.offset == at
-            at += one.size
-        assert origin or at == (end or (DATA / f"{name}.data").stat().st_size)
-    assert not [one for one in records if one.problems]
+        offset = 0 if origin else begin
+        for record in stream:
+            assert record.offset == offset
+            offset += record.size
+        assert origin or offset == (end or (DATA / f"{name}.data").stat().st_size)
+    assert not [record for record in records if record.problems]
     assert set(streams) == ({"", "zstd"} if name == "compressed" else {""})
 
 

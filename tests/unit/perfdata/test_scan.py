@@ -188,23 +188,23 @@ def test_what_is_no_file(name: str, sentence: str, tmp_path: Path) -> None:
 
 def test_a_directory_of_threads(tmp_path: Path) -> None:
     """`data` holds the head, data.0 … bare records; other names and kinds of files are ignored."""
-    whole = zoo.fixture("direct")
-    begin, size = (int.from_bytes(whole[at : at + 8], "little") for at in (40, 48))
-    records, ends = whole[begin : begin + size], [0]
+    recording = zoo.fixture("direct")
+    begin, size = (int.from_bytes(recording[offset : offset + 8], "little") for offset in (40, 48))
+    records, ends = recording[begin : begin + size], [0]
     while ends[-1] < len(records):
         ends.append(ends[-1] + int.from_bytes(records[ends[-1] + 6 : ends[-1] + 8], "little"))
     cuts = [ends[len(ends) * part // 3] for part in range(3)] + [len(records)]
-    head = whole[:48] + cuts[1].to_bytes(8, "little") + whole[56 : begin + cuts[1]]
+    head = recording[:48] + cuts[1].to_bytes(8, "little") + recording[56 : begin + cuts[1]]
     # The features lie behind the data: the table is moved, the bodies' places with it.
-    moved = bytearray(whole[begin + size :])
-    for at in range(0, 16 * sum(bin(byte).count("1") for byte in whole[72:104]), 16):
-        place = int.from_bytes(moved[at : at + 8], "little") - (len(records) - cuts[1])
-        moved[at : at + 8] = place.to_bytes(8, "little")
+    moved = bytearray(recording[begin + size :])
+    for offset in range(0, 16 * sum(bin(byte).count("1") for byte in recording[72:104]), 16):
+        place = int.from_bytes(moved[offset : offset + 8], "little") - (len(records) - cuts[1])
+        moved[offset : offset + 8] = place.to_bytes(8, "little")
     (tmp_path / "data").write_bytes(head + moved)
     (tmp_path / "data.10").write_bytes(records[cuts[2] :])
     (tmp_path / "data.2").write_bytes(records[cuts[1] : cuts[2]])
     (tmp_path / "data.old").write_bytes(b"nonsense")
-    with zoo.as_file(whole) as plain:
+    with zoo.as_file(recording) as plain:
         assert_same(load_recording(plain), load_recording(tmp_path))
 
 

@@ -56,12 +56,12 @@ def test_servers_take_messages_and_their_rules_hold() -> None:
     large = {"server": "otlp", "body": text(bytes(5 << 20))}
     partial = {"server": "otlp", "body": body_for("otlp"), "answer": text(b"\x0a\x08\x08\x01\x12\x04nope")}
     *taken, one, other, huge, some = run(*calls, *broken, large, partial)
-    for found in taken:
-        assert found["stored"] == [total, total] and (found["rejected"], found["text"]) == (0, "")
-        assert {one["authorization"] for one in found["metadata"]} == {"Bearer geheim"}
-        assert found["metadata"][0]["user-agent"].startswith("perf-offcpu/")
-    for found in (one, other):
-        assert found["error"] == "Refused" and "INVALID_ARGUMENT" in found["text"]
+    for answer in taken:
+        assert answer["stored"] == [total, total] and (answer["rejected"], answer["text"]) == (0, "")
+        assert {one["authorization"] for one in answer["metadata"]} == {"Bearer geheim"}
+        assert answer["metadata"][0]["user-agent"].startswith("perf-offcpu/")
+    for answer in (one, other):
+        assert answer["error"] == "Refused" and "INVALID_ARGUMENT" in answer["text"]
     assert huge["error"] == "Refused" and "larger than max" in huge["text"]
     assert (some["rejected"], some["text"]) == (1, "nope")
 

@@ -157,12 +157,12 @@ def test_sums_are_not_mixed_in() -> None:
 
 @given(st.lists(st.integers(0, 2**50), max_size=30))
 def test_every_wait_is_in_one_step(waits: list[int]) -> None:
-    found = of(*waits).buckets
-    assert sum(one.count for one in found) == len(waits)
-    assert sum(one.weight for one in found) == sum(waits)
-    for one in found:
-        inside = [wait for wait in waits if one.low <= wait and (one.high is None or wait < one.high)]
-        assert (len(inside), sum(inside)) == (one.count, one.weight)
+    buckets = of(*waits).buckets
+    assert sum(bucket.count for bucket in buckets) == len(waits)
+    assert sum(bucket.weight for bucket in buckets) == sum(waits)
+    for bucket in buckets:
+        inside = [wait for wait in waits if bucket.low <= wait and (bucket.high is None or wait < bucket.high)]
+        assert (len(inside), sum(inside)) == (bucket.count, bucket.weight)
 
 
 def recursive() -> Profile:

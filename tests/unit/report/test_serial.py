@@ -122,11 +122,11 @@ def test_who_holds_up_most_and_in_which_functions() -> None:
 @given(random_waits(60), st.lists(st.tuples(st.integers(1, 5), st.integers(0, 90)), max_size=10))
 def test_stacks_sum_to_what_is_held(waits: Waits, moments: list[tuple[int, int]]) -> None:
     builder = with_waits(waits)
-    for tid, at in moments:
-        builder.sample("x", ["main", f"f{at % 3}"], 1, event="cpu-clock", tid=tid, pid=tid, time_ns=at)
-    found = found_in(builder.build())
-    assert sum(one.held_ns for one in found.shown) + found.other_ns == found.total_ns
-    for one in found.shown:
-        stacks = sum(stack.weight for stack in one.stacks) + one.other_stacks
-        rest = sum(one.held[how] for how in (Held.RUNNABLE, Held.NOT_RECORDED, Held.CUT))
-        assert stacks + one.no_stack + rest == one.held_ns
+    for tid, time_ns in moments:
+        builder.sample("x", ["main", f"f{time_ns % 3}"], 1, event="cpu-clock", tid=tid, pid=tid, time_ns=time_ns)
+    bottlenecks = found_in(builder.build())
+    assert sum(shown.held_ns for shown in bottlenecks.shown) + bottlenecks.other_ns == bottlenecks.total_ns
+    for shown in bottlenecks.shown:
+        stacks = sum(stack.weight for stack in shown.stacks) + shown.other_stacks
+        not_running = sum(shown.held[how] for how in (Held.RUNNABLE, Held.NOT_RECORDED, Held.CUT))
+        assert stacks + shown.no_stack + not_running == shown.held_ns

@@ -98,15 +98,15 @@ def test_idle_threads_are_hidden_shown_or_alone() -> None:
 
 
 def test_rows_narrow_an_interval_and_a_process_is_left_out() -> None:
-    found = interval()
-    part = found.narrowed("comm", "b")
-    assert [one.label for one in part.rows("thread")] == ["b 3"] and part.by_class() == {"disk": 2 * S}
-    assert [one.label for one in found.narrowed("class", "disk").rows("object")] == ["[none]"]
-    assert [one.label for one in found.narrowed("class", "lock").rows("thread")] == ["a 1"]
-    assert not found.narrowed("comm", "gone").rows("thread")
+    shown = interval()
+    part = shown.narrowed("comm", "b")
+    assert [row.label for row in part.rows("thread")] == ["b 3"] and part.by_class() == {"disk": 2 * S}
+    assert [row.label for row in shown.narrowed("class", "disk").rows("object")] == ["[none]"]
+    assert [row.label for row in shown.narrowed("class", "lock").rows("thread")] == ["a 1"]
+    assert not shown.narrowed("comm", "gone").rows("thread")
     (stack,) = part.stacks(5)
     assert (stack.labels, stack.weight) == (["main", "io_schedule"], 2 * S)
-    assert {one["label"] for one in rows("comm", without_pid=1)} == {"b", "runs\\x1b[31m"}
+    assert {row["label"] for row in rows("comm", without_pid=1)} == {"b", "runs\\x1b[31m"}
 
 
 def test_head_and_table_as_text() -> None:

@@ -83,25 +83,25 @@ def rename(name: bytes) -> None:
 
 
 def test_what_changed_is_read_again() -> None:
-    known = KnownTasks()
-    assert scan(known) == scan(known) == scan(None)
+    tasks = KnownTasks()
+    assert scan(tasks) == scan(tasks) == scan(None)
     rename(b"other-name")
-    assert b"other-name" in scan(known) and scan(known) == scan(None)
+    assert b"other-name" in scan(tasks) and scan(tasks) == scan(None)
     rename(b"python")
     go = threading.Event()
     thread = threading.Thread(target=go.wait)
     thread.start()
-    assert scan(known) == scan(None)
+    assert scan(tasks) == scan(None)
     go.set()
     while os.path.exists(f"/proc/self/task/{thread.native_id}"):  # join() returns a little earlier
         thread.join()
-    assert scan(known) == scan(None)
+    assert scan(tasks) == scan(None)
     with tempfile.NamedTemporaryFile(prefix="mapped-") as file:
         file.write(bytes(mmap.PAGESIZE))
         file.flush()
         with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ | mmap.PROT_EXEC):
-            assert b"mapped-" in scan(known)
-    assert b"mapped-" not in scan(known)
+            assert b"mapped-" in scan(tasks)
+    assert b"mapped-" not in scan(tasks)
 
 
 def test_what_is_kept_is_bounded() -> None:

@@ -196,17 +196,17 @@ def stacks(*each: list[int]) -> tuple[Any, Any]:
 
 def unpacked(data: bytes) -> list[dict[str, Any]]:
     """The samples in `data`, each with its payload and extension."""
-    found, at = [], 0
-    while at < len(data):
-        header = RECORD_HEADER.unpack(data, start=at)
+    records, offset = [], 0
+    while offset < len(data):
+        header = RECORD_HEADER.unpack(data, start=offset)
         assert header["type"] == RecordType.SAMPLE and header["size"] % 8 == 0
-        values = SAMPLE.unpack(data, shape=EVENT.shape, start=at + 8, end=at + header["size"])
+        values = SAMPLE.unpack(data, shape=EVENT.shape, start=offset + 8, end=offset + header["size"])
         payload, end = PAYLOAD.unpack_from(values["raw"], "<", None, 0, len(values["raw"]))
         extension = EXTENSION.unpack(values["raw"], start=end)
         assert values["raw"][end + EXTENSION_SIZE :] == bytes(4)
-        found.append({"header": values, "payload": payload, "extension": extension})
-        at += header["size"]
-    return found
+        records.append({"header": values, "payload": payload, "extension": extension})
+        offset += header["size"]
+    return records
 
 
 def test_every_field_arrives() -> None:
@@ -236,12 +236,12 @@ def test_many_sums_come_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("perf_offcpu.collect.kernel_totals.waits.BATCH", 100)
     sums = np.zeros(250, ROW)
     sums["tid"], sums["total_ns"] = np.arange(250), np.arange(250) * 1000
-    given = [list(range(tid, tid + tid % 7)) for tid in range(250)]
-    pieces = list(sum_samples(EVENT, sums, stacks(*given)))
-    found = [one for piece in pieces for one in unpacked(piece)]
-    assert len(pieces) == 3 and [one["payload"]["tid"] for one in found] == list(range(250))
-    assert [one["payload"]["callchain"][1:] for one in found] == given
-    assert sum(one["header"]["period"] for one in found) == 1000 * 250 * 249 // 2
+    chains = [list(range(tid, tid + tid % 7)) for tid in range(250)]
+    pieces = list(sum_samples(EVENT, sums, stacks(*chains)))
+    samples = [sample for piece in pieces for sample in unpacked(piece)]
+    assert len(pieces) == 3 and [sample["payload"]["tid"] for sample in samples] == list(range(250))
+    assert [sample["payload"]["callchain"][1:] for sample in samples] == chains
+    assert sum(sample["header"]["period"] for sample in samples) == 1000 * 250 * 249 // 2
     assert list(sum_samples(EVENT, np.zeros(0, ROW), stacks())) == []
 
 
