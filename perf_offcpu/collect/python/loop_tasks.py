@@ -33,6 +33,7 @@ _DEBUG_TABLE: Final = struct.Struct("<13Q")
 _IS_INT: Final = 1 << 24  # Py_TPFLAGS_LONG_SUBCLASS
 _AWAITING, _EXECUTING = -1, 0  # enum _framestate; greater ones have ended
 _FIRST_MEMBER, _FUNCTION_NAME = 16, 32  # of _WRAPPERS, what they wait for; func_name of PyFunctionObject
+_FUNCTION, _SELF = 16, 24  # of PyMethodObject
 _WITH_FRAME: Final = "coroutine generator async_generator".split()
 _OF_FUTURE, DONE = "_asyncio.FutureIter", (1, 2)  # enum fut_state: cancelled, finished
 _WRAPPERS: Final = f"coroutine_wrapper async_generator_asend async_generator_athrow {_OF_FUTURE}".split()
@@ -164,7 +165,8 @@ class Loop(Memory):
         slots = self._slots(frame)
         stack = slots[nr_locals:]
         place = name, file, min(max(line, 0), _LAST_LINE)
-        return place, slots[0] if slots and nr_locals else 0, self._held(stack), stack[-1] if stack else 0
+        held = filter(None, map(self._held, stack, [*stack[1:], 0]))
+        return place, slots[0] if slots and nr_locals else 0, [*held], stack[-1] if stack else 0
 
     def _slots(self, frame: int) -> list[int]:
         """Return local variables and stack of a frame."""
@@ -176,14 +178,17 @@ class Loop(Memory):
         content = self.read(begin, 8 * min(max(number, 0), most))
         return [word & ~TAGS for (word,) in struct.iter_unpack("<Q", content)]
 
-    def _held(self, stack: list[int]) -> list[int]:
-        """Return the objects whose `async with` a frame is in: each lies above its `__aexit__`."""
-        return [own for exit_, own in zip(stack, stack[1:], strict=False) if exit_ and own and self._is_exit(exit_)]
-
-    def _is_exit(self, slot: int) -> bool:
+    def _held(self, slot: int, above: int) -> int:
+        """Return the object whose `async with` a frame is in if a slot of its stack is `__aexit__`; 0 for others. The
+        object is in the slot above a function, before 3.14 in a method."""
         with suppress(UnreadableError):  # a slot may hold a number
-            return self.type_of(slot)[0] == "function" and self.str_of(self.word(slot, _FUNCTION_NAME)) == "__aexit__"
-        return False
+            kind = self.type_of(slot)[0] if slot else ""
+            function, thing = (
+                (self.word(slot, _FUNCTION), self.word(slot, _SELF)) if kind == "method" else (slot, above)
+            )
+            is_exit = kind in ("method", "function") and self.str_of(self.word(function, _FUNCTION_NAME)) == "__aexit__"
+            return thing if is_exit else 0
+        return 0
 
     def type_of(self, thing: int) -> tuple[str, int]:
         """Return name and flags of an object's type."""

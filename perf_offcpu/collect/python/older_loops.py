@@ -24,13 +24,13 @@ _OF_ALL: Final = {
     "stack_top": 64, "set_mask": 32, "set_table": 40, "bytes_size": 16, "bytes": 32, "basic_size": 32,
 }  # fmt: skip
 _TABLES: Final = "_current_tasks _all_tasks _scheduled_tasks _eager_tasks".split()  # _all_tasks: 3.11
-_NAMES: Final = "modules running_loop frame frame_state owner waiter future_state task_size".split()
+_NAMES: Final = "modules running_loop frame frame_state owner waiter coroutine task_name future_state task_size".split()
 _OF_MINOR: Final = {
-    11: dict(zip(_NAMES, (888, 128, 80, 75, 69, 128, 88, 176), strict=True)),
-    12: dict(zip(_NAMES, (944, 112, 72, 67, 70, 128, 88, 176), strict=True)),
-    13: dict(zip(_NAMES, (7656, 304, 72, 67, 70, 112, 96, 144), strict=True)),
+    11: dict(zip(_NAMES, (888, 128, 80, 75, 69, 128, 136, 144, 88, 176), strict=True)),
+    12: dict(zip(_NAMES, (944, 112, 72, 67, 70, 128, 136, 144, 88, 176), strict=True)),
+    13: dict(zip(_NAMES, (7656, 304, 72, 67, 70, 112, 120, 128, 96, 144), strict=True)),
 }
-_LOOP_OF_FUTURE, _REFERENT, _SELF, _FUNCTION, _FUNCTION_NAME, _DICT_OF_MODULE = 16, 16, 24, 16, 32, 16
+_LOOP_OF_FUTURE, _REFERENT, _DICT_OF_MODULE = 16, 16, 16
 _KEYS, _LOG2_BYTES, _KIND, _ENTRIES, _INDICES = 32, 9, 10, 24, 32  # of a dict: its keys, and members of these
 _GENERAL, _BY_GENERATOR, _SET_ENTRY, _REMOVED = 0, 1, 16, 2**64 - 1  # kinds of dict's keys, frame's owner
 _VALUES: Final = {11: -32, 12: -24, 13: 24}  # where an object has its attributes, or (before 3.13) their address
@@ -62,10 +62,8 @@ class OlderLoop(Loop):
             raise UnreadableError
         self._offsets, self._asyncio, self._own_pid = offsets, tables.asyncio, tables.own_pid
         self.at = {**offsets, **_OF_ALL, **_OF_MINOR[tables.minor]}
-        self.at |= {"native_id": offsets["thread_id"] + 8, "coroutine": self.at["waiter"] + 8}
-        self.at["task_name"] = self.at["waiter"] + 16
-        self.minor, self.str_head = tables.minor, offsets["compact"]
-        self.ascii_less = offsets["ascii_less"]
+        self.at["native_id"] = offsets["thread_id"] + 8
+        self.minor, self.str_head, self.ascii_less = tables.minor, offsets["compact"], offsets["ascii_less"]
         return tables.runtime + offsets["interpreters"]
 
     def loop_of(self, thread: int) -> int:
@@ -126,9 +124,8 @@ class OlderLoop(Loop):
         """Return the coroutines that run in a thread, leaf first, up to the frame `last`; [] without it."""
         frame, places = self.word(thread, "thread_frame"), list[tuple[str, str, int]]()
         frame = self.word(frame, self._offsets["c_frame"]) if frame and not self._offsets.get("direct") else frame
-        for _ in range(_MOST_FRAMES):
-            if not frame:
-                break
+        left = _MOST_FRAMES
+        while frame and (left := left - 1):
             if self.word(frame, "owner", 1) == _BY_GENERATOR:
                 places.append(self.frame_of(frame)[0])
             if frame == last:
@@ -138,15 +135,6 @@ class OlderLoop(Loop):
 
     def _slots(self, frame: int) -> list[int]:
         return self.addresses(frame + self.at["locals"], self.word(frame, "stack_top", 4, signed=True))
-
-    def _held(self, stack: list[int]) -> list[int]:
-        return [self.word(slot, _SELF) for slot in stack if slot and self._is_exit(slot)]
-
-    def _is_exit(self, slot: int) -> bool:
-        with suppress(UnreadableError):  # a slot may hold a number
-            if self.type_of(slot)[0] == "method":
-                return self.str_of(self.word(self.word(slot, _FUNCTION), _FUNCTION_NAME)) == "__aexit__"
-        return False
 
     def _thing_of(self, frame: tuple[str, str, int], first: int) -> int:
         return first if _AWAITS_TASKS.match(" ".join(frame[:2])) else super()._thing_of(frame, first)
