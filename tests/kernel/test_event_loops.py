@@ -139,6 +139,7 @@ def test_tasks_are_those_of_the_program_and_the_report_names_lock_and_holder(tmp
     main = tasks["Task-1"]
     awaited = {name for name, task in tasks.items() if main.address in task.awaited_by}
     assert awaited >= {"save-0", "takes", "blocker"}
+    assert sum(tasks["takes"].address in task.awaited_by for task in tasks.values()) == 2  # by gather()
     assert main.address not in tasks["Holder"].awaited_by
 
     shown = program.run("report", "-i", "perf.data", cwd=tmp_path).stdout

@@ -183,9 +183,9 @@ class Loop(Memory):
         object is in the slot above a function, before 3.14 in a method."""
         with suppress(UnreadableError):  # a slot may hold a number
             kind = self.type_of(slot)[0] if slot else ""
-            function, thing = (
-                (self.word(slot, _FUNCTION), self.word(slot, _SELF)) if kind == "method" else (slot, above)
-            )
+            function, thing = slot, above
+            if kind == "method":
+                function, thing = self.word(slot, _FUNCTION), self.word(slot, _SELF)
             is_exit = kind in ("method", "function") and self.str_of(self.word(function, _FUNCTION_NAME)) == "__aexit__"
             return thing if is_exit else 0
         return 0

@@ -10,7 +10,7 @@ by gather(), wait(), wait_for() or a group, and not known of others (shield(), a
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Final
 
@@ -44,10 +44,7 @@ _AWAITS_TASKS: Final = re.compile(r"(TaskGroup\._\w+|_wait|wait_for) .*/asyncio/
 class OlderLoop(Loop):
     """Reader of the tasks of one thread."""
 
-    def __init__(self, fd: int, until_s: float, pages: Collection[int]) -> None:
-        super().__init__(fd, until_s, pages)
-        self._offsets: dict[str, int] = {}
-        self._asyncio = self._own_pid = 0
+    _tables = Tables(0, 0, 0)
 
     def find_tasks(self, minor: int, runtime: int) -> int:
         """Return the address of the variables of asyncio.tasks, 0 if it was not imported. Raises UnreadableError."""
@@ -60,7 +57,7 @@ class OlderLoop(Loop):
         offsets = offsets_of(self.read(tables.runtime, _HEAD), tables.minor)
         if not offsets or offsets["minor"] != tables.minor or tables.minor not in _OF_MINOR:
             raise UnreadableError
-        self._offsets, self._asyncio, self._own_pid = offsets, tables.asyncio, tables.own_pid
+        self._tables = tables
         self.at = {**offsets, **_OF_ALL, **_OF_MINOR[tables.minor]}
         self.at["native_id"] = offsets["thread_id"] + 8
         self.minor, self.str_head, self.ascii_less = tables.minor, offsets["compact"], offsets["ascii_less"]
@@ -72,13 +69,13 @@ class OlderLoop(Loop):
         if loop and self.minor < _FIRST_IN_STATE:  # it is the thread's dict
             (loop,) = self._values(loop, ["__asyncio_running_event_loop__"])
         if loop and self.minor == _WITH_HOLDER:  # a forked child has that of its parent
-            loop = self.word(loop, _HELD_LOOP) if self.word(loop, _HELD_PID, 4) == self._own_pid else 0
+            loop = self.word(loop, _HELD_LOOP) if self.word(loop, _HELD_PID, 4) == self._tables.own_pid else 0
         return loop if loop and self.type_of(loop)[0] != "NoneType" else 0
 
     def tasks(self, thread: int) -> Iterator[Task]:
         """Yield the tasks that have not ended, by name; those that can be read before UnreadableError."""
         loop = self.loop_of(thread)
-        current, *sets = self._values(self._asyncio, _TABLES)
+        current, *sets = self._values(self._tables.asyncio, _TABLES)
         running = next((task for key, task in self._entries(current) if key == loop), 0)
         addresses = [task for task in self._all_tasks(*sets) if self._is_waiting_in(task, loop)]
         facts, awaited_by = dict[int, tuple[Any, ...]](), defaultdict[int, list[int]](list)
@@ -123,7 +120,7 @@ class OlderLoop(Loop):
     def _running(self, thread: int, last: int) -> list[tuple[str, str, int]]:
         """Return the coroutines that run in a thread, leaf first, up to the frame `last`; [] without it."""
         frame, places = self.word(thread, "thread_frame"), list[tuple[str, str, int]]()
-        frame = self.word(frame, self._offsets["c_frame"]) if frame and not self._offsets.get("direct") else frame
+        frame = self.word(frame, "c_frame") if frame and not self.at.get("direct") else frame
         left = _MOST_FRAMES
         while frame and (left := left - 1):
             if self.word(frame, "owner", 1) == _BY_GENERATOR:
