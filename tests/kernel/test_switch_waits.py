@@ -62,7 +62,7 @@ class Run:
 
 def record(path: Path, waiter: Path, *options: str) -> dict[str, Thread]:
     # Large rings: the last records that a CPU loses are in no record of perf 6.1.
-    command = ["perf", "record", "-q", "-B", "-m", "4M", "-k", "CLOCK_MONOTONIC", *options]
+    command = ["perf", "record", "-q", "-B", "-m", "16M", "-k", "CLOCK_MONOTONIC", *options]
     if "-" in options:
         with path.open("wb") as out:
             output = path.with_suffix(".json")
