@@ -15,7 +15,7 @@ from perf_offcpu.collect.python.memory import Memory, UnreadableError
 
 MOST_TASKS, MOST_THREADS = 2000, 4096
 _MOST_DEPTH, _MOST_SLOTS, MOST_WAITERS = 64, 256, 64
-_MOST_SET, _MOST_LINES, _MOST_NAME, _MOST_OFFSET = 1024, 16 << 10, 250, 1 << 20  # bytes and characters
+_MOST_SET, _MOST_LINES, _MOST_NAME, MOST_OFFSET = 1024, 16 << 10, 250, 1 << 20  # bytes and characters
 TAGS, _LAST_LINE = 7, 10**9 - 1
 _MINOR, _COOKIE, _HEAD = 14, b"xdebugpy", 704
 _OFFSETS: Final = {
@@ -71,7 +71,7 @@ class Loop(Memory):
         debug = _DEBUG_TABLE.unpack(self.read(tables.asyncio, _DEBUG_TABLE.size))
         self.at |= dict(zip(_DEBUG_NAMES, debug, strict=True))
         is_free_threaded = head[16]
-        if head[:8] != _COOKIE or head[10] != _MINOR or is_free_threaded or max(self.at.values()) > _MOST_OFFSET:
+        if head[:8] != _COOKIE or head[10] != _MINOR or is_free_threaded or max(self.at.values()) > MOST_OFFSET:
             raise UnreadableError
         self.at["future_state"] = self.at["is_task"] - 4
         return tables.runtime + self.at["interpreters"]

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Final
 
-from perf_offcpu.collect.python.loop_tasks import DONE, MOST_TASKS, MOST_WAITERS, TAGS, Loop, Tables, Task
+from perf_offcpu.collect.python.loop_tasks import DONE, MOST_OFFSET, MOST_TASKS, MOST_WAITERS, TAGS, Loop, Tables, Task
 from perf_offcpu.collect.python.memory import UnreadableError
 from perf_offcpu.collect.python.offsets import offsets_of
 
@@ -23,12 +23,13 @@ _OF_ALL: Final = {
     "type": 8, "type_name": 24, "type_flags": 168, "base": 256, "tuple_size": 16, "local_names": 96, "locals": 72,
     "stack_top": 64, "set_mask": 32, "set_table": 40, "bytes_size": 16, "bytes": 32, "basic_size": 32,
 }  # fmt: skip
+_FIRST_WITH_TABLE, _MODULES = 13, 88  # where _Py_DebugOffsets has interpreter_state.imports_modules
 _TABLES: Final = "_current_tasks _all_tasks _scheduled_tasks _eager_tasks".split()  # _all_tasks: 3.11
 _NAMES: Final = "modules running_loop frame frame_state owner waiter coroutine task_name future_state task_size".split()
 _OF_MINOR: Final = {
     11: dict(zip(_NAMES, (888, 128, 80, 75, 69, 128, 136, 144, 88, 176), strict=True)),
     12: dict(zip(_NAMES, (944, 112, 72, 67, 70, 128, 136, 144, 88, 176), strict=True)),
-    13: dict(zip(_NAMES, (7656, 304, 72, 67, 70, 112, 120, 128, 96, 144), strict=True)),
+    13: dict(zip(_NAMES, (0, 304, 72, 67, 70, 112, 120, 128, 96, 144), strict=True)),
 }
 _LOOP_OF_FUTURE, _REFERENT, _DICT_OF_MODULE = 16, 16, 16
 _KEYS, _LOG2_BYTES, _KIND, _ENTRIES, _INDICES = 32, 9, 10, 24, 32  # of a dict: its keys, and members of these
@@ -54,11 +55,13 @@ class OlderLoop(Loop):
 
     def prepare(self, tables: Tables) -> int:
         """Do as in later versions; `at` has the names of later versions."""
-        offsets = offsets_of(self.read(tables.runtime, _HEAD), tables.minor)
+        offsets = offsets_of(head := self.read(tables.runtime, _HEAD), tables.minor)
         if not offsets or offsets["minor"] != tables.minor or tables.minor not in _OF_MINOR:
             raise UnreadableError
         self._tables = tables
         self.at = {**offsets, **_OF_ALL, **_OF_MINOR[tables.minor]}
+        if tables.minor >= _FIRST_WITH_TABLE:
+            self.at["modules"] = min(int.from_bytes(head[_MODULES : _MODULES + 8], "little"), MOST_OFFSET)
         self.at["native_id"] = offsets["thread_id"] + 8
         self.minor, self.str_head, self.ascii_less = tables.minor, offsets["compact"], offsets["ascii_less"]
         return tables.runtime + offsets["interpreters"]
