@@ -72,6 +72,8 @@ def of_pipes(function: str) -> str:
 def test_a_thread_is_woken_by_the_one_that_lets_it_go(run: Run, sleeper: str, kernel_function: str, waker: str) -> None:
     rows = run.waits(sleeper, of_pipes(kernel_function))
     inside = rows[run.samples.switch_out_ns[rows] > run.threads[sleeper].begin_ns + 25 * MS]
+    # On a slow machine the wait for the start, which the main thread ends, may be among them.
+    inside = inside[int(run.samples.waker_tid[inside[0]] == run.threads["waiter"].tid) :]
     assert len(inside) >= 5
     assert run.wakers(inside) == {run.threads[waker].tid}
     assert set(run.samples.waker_pid[inside].tolist()) == {run.threads[waker].pid}

@@ -21,12 +21,12 @@ _NEVER = (WaitClass.RUNQUEUE, WaitClass.THROTTLED, WaitClass.STOPPED, WaitClass.
 
 class Rules:
     """Matches the rules on programs, the user's `rules` before the built-in ones, with functions and waits. Attribute
-    `rules`: both, in order of precedence; bit i of a set of rules stands for `rules[i]`. `by_comm`: some rule has a
-    condition on the name of the thread. `by_caller`: the rules with a condition on the caller."""
+    `rules`: both, in order of precedence; bit i of a set of rules stands for `rules[i]`. `by_caller`: the rules with a
+    condition on the caller."""
 
     def __init__(self, rules: Sequence[ProgramRule] = ()) -> None:
         self.rules = (*rules, *built_in_rules())
-        self.by_comm = any(rule.comm for rule in self.rules)
+        self._with_comm = sum(1 << bit for bit, rule in enumerate(self.rules) if rule.comm)
         self.by_caller = sum(1 << bit for bit, rule in enumerate(self.rules) if rule.callers)
         self._any_frame = " ".join(rule.frames for rule in self.rules if rule.frames)
         self._without_frames = sum(1 << bit for bit, rule in enumerate(self.rules) if not rule.frames)
@@ -43,9 +43,13 @@ class Rules:
         ruled = ((bit, rule.callers) for bit, rule in enumerate(self.rules) if rule.callers)
         return sum(1 << bit for bit, callers in ruled if fits(callers, function))
 
+    def by_comm(self, met: int) -> bool:
+        """Return True if a rule of the set, or one without a condition on frames, has a condition on the comm."""
+        return bool((met | self._without_frames) & self._with_comm)
+
     def find(self, met: int, wait_class: WaitClass, syscall: str, comm: str) -> ProgramRule | None:
         """Return the first rule that fits a wait. `met`: set of the rules whose conditions on frames and callers the
-        stack meets; `wait_class`: by the general rules; `syscall`: "" if unknown; `comm`: "" if `by_comm` is False."""
+        stack meets; `wait_class`: by the general rules; `syscall`: "" if unknown; `comm`: "" if not `by_comm(met)`."""
         met |= self._without_frames
         while met:
             bit = (met & -met).bit_length() - 1

@@ -96,6 +96,7 @@ class Verdict:
     still_blocked: int  # number of threads
     longest_blocked: list[BlockedThread]  # the longest first, waits for work and for a thread's or child's end last
     processes: str  # the recorded command, if it is found; else the processes: "postgres 5173 and 8 more"
+    virtual_threads: bool  # a JVM has some, and those that are parked are not recorded
     goroutines: bool  # Go's scheduler waited, and goroutines, which wait without a thread, were not read
     loss: Loss | None
     command: str  # command line that shows the first cause
@@ -128,7 +129,10 @@ def verdict_of(
     if not len(subject.samples) and not len(budget):
         return None
     kind = kinds_of(profile, chosen, subject, waits) if whole_lives else np.zeros(len(subject.samples), np.int64)
-    causes = causes_of(subject, waits)
+    causes, programs = (
+        causes_of(subject, waits),
+        {waits.rules[row].program for row in distinct(waits.rule).tolist() if row >= 0},
+    )
     cells = cells_of(subject, waits, causes, holders, kind)
     idle, busy = cells.take(cells.kind == Kind.IDLE), cells.take(cells.kind != Kind.IDLE)
     budget = budget.take(~is_one_of(thread_ids(budget.pid, budget.tid), thread_ids(idle.pid, idle.tid)))
@@ -166,7 +170,8 @@ def verdict_of(
         still_blocked=still_blocked,
         longest_blocked=longest,
         processes=_processes(profile, budget),
-        goroutines="Go" in {waits.rules[row].program for row in distinct(waits.rule).tolist() if row >= 0}
+        virtual_threads="virtual threads of the JVM" in programs,
+        goroutines="Go" in programs
         and not any(task.name == GOROUTINES for loop in profile.loops for task in loop.tasks),
         loss=_loss(counts, profile, subject.samples),
         command=listed[0].command if listed else _command(options, view),

@@ -43,7 +43,7 @@ def lines_of(verdict: Verdict, meta: Meta) -> list[str]:
         *(_laid_out(rows) if rows else []),
         *_elsewhere(verdict, unit),
         "",
-        *wrapped([*_goroutines(verdict), _blocked(verdict), loss], WIDTH),
+        *wrapped([*_without_thread(verdict), _blocked(verdict), loss], WIDTH),
         f"Next: {verdict.command}",
     ]
 
@@ -196,7 +196,9 @@ def names_text(comms: Sequence[str]) -> str:
     return _listed([*shown, *([f"{more} other names"] if more else [])])
 
 
-def _goroutines(verdict: Verdict) -> Iterator[str]:
+def _without_thread(verdict: Verdict) -> Iterator[str]:
+    if verdict.virtual_threads:
+        yield "Java's virtual threads that wait are no threads: jcmd PID Thread.dump_to_file FILE shows them."
     if verdict.goroutines:
         yield "Goroutines that wait are no threads: --by task shows their waits (record --goroutines)."
 

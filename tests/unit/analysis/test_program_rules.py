@@ -72,7 +72,7 @@ def test_the_first_rule_decides_and_a_users_rules_come_first() -> None:
     profile = replace(profile_of("ProcSleep", *EPOLL, comm="postgres"), rules=(mine,))
     assert judged(profile) == ("disk", True)  # it says nothing of idleness, so a poll stays one for work
     assert judged(replace(profile_of("ProcSleep", *EPOLL, comm="mine"), rules=(mine,))) == ("lock", False)
-    assert Rules((mine,)).by_comm and not Rules().by_comm
+    assert Rules((mine,)).by_comm(1) and not Rules((mine,)).by_comm(2) and not Rules().by_comm(1)
 
 
 def test_rules_by_system_call_and_kernel_function() -> None:
