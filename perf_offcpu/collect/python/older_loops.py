@@ -18,7 +18,7 @@ from perf_offcpu.collect.python.loop_tasks import DONE, MOST_OFFSET, MOST_TASKS,
 from perf_offcpu.collect.python.memory import UnreadableError
 from perf_offcpu.collect.python.offsets import offsets_of
 
-_HEAD, _MOST_FRAMES, _MOST_ENTRIES, _MOST_BASES = 800, 1024, 1 << 16, 4
+_HEAD, _MOST_FRAMES, _MOST_BASES = 800, 1024, 4
 _OF_ALL: Final = {
     "type": 8, "type_name": 24, "type_flags": 168, "base": 256, "tuple_size": 16, "local_names": 96, "locals": 72,
     "stack_top": 64, "set_mask": 32, "set_table": 40, "bytes_size": 16, "bytes": 32, "basic_size": 32,
@@ -107,16 +107,12 @@ class OlderLoop(Loop):
 
     def _is_waiting_in(self, thing: int, loop: int) -> bool:
         """Return whether an object is a task of a loop that has not ended."""
-        is_task = bool(thing) and self._is_task(thing) and self.word(thing, _LOOP_OF_FUTURE) == loop
-        return is_task and self.word(thing, "future_state", 1) not in DONE
-
-    def _is_task(self, thing: int) -> bool:
-        kind = self.word(thing, "type")
+        kind = self.word(thing, "type") if thing else 0
         for _ in range(_MOST_BASES):
             if kind and self.facts_of_type(kind)[0] == "_asyncio.Task":
                 if self.word(kind, "basic_size") != self.at["task_size"]:  # the offsets are of another layout
                     raise UnreadableError
-                return True
+                return self.word(thing, _LOOP_OF_FUTURE) == loop and self.word(thing, "future_state", 1) not in DONE
             kind = self.word(kind, "base") if kind else 0
         return False
 
@@ -172,10 +168,8 @@ class OlderLoop(Loop):
 
     def _members(self, thing: int) -> list[int]:
         """Return the members of a set."""
-        number = self.word(thing, "set_mask") + 1
-        if number > _MOST_ENTRIES:
-            raise UnreadableError
-        words = iter(memoryview(self.read(self.word(thing, "set_table"), _SET_ENTRY * number)).cast("Q").tolist())
+        table = self.read(self.word(thing, "set_table"), _SET_ENTRY * (self.word(thing, "set_mask") + 1))
+        words = iter(memoryview(table).cast("Q").tolist())
         return [key for key, hash_ in zip(words, words, strict=True) if key and hash_ != _REMOVED]
 
     def _entries(self, thing: int) -> Iterator[tuple[int, int]]:
@@ -183,8 +177,6 @@ class OlderLoop(Loop):
         keys = self.word(thing, _KEYS)
         number, is_general = self.word(keys, _ENTRIES), self.word(keys, _KIND, 1) == _GENERAL
         begin, words = keys + _INDICES + (1 << min(self.word(keys, _LOG2_BYTES, 1), 40)), 3 if is_general else 2
-        if number > _MOST_ENTRIES:
-            raise UnreadableError
         rows = memoryview(self.read(begin, 8 * words * number)).cast("Q").tolist()
         yield from zip(rows[words - 2 :: words], rows[words - 1 :: words], strict=True)
 

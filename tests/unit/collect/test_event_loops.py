@@ -113,8 +113,9 @@ def outcomes_of_damage(reader: type[Loop], fd: int, tables: Tables) -> set[tuple
 
     class Traced(reader):  # type: ignore[misc,valid-type]
         def read(self, address: int, size: int) -> bytes:
+            content = bytes(super().read(address, size))
             places.update(range(address & -8, address + size, 8))
-            return bytes(super().read(address, size))
+            return content
 
     for number in range(500):
         known = known or sorted(places)
