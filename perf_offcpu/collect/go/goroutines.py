@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from perf_offcpu import losses
 from perf_offcpu.abi.counters import GOROUTINES
 from perf_offcpu.collect.counters import Reading
+from perf_offcpu.collect.go.peers import Peers
 from perf_offcpu.collect.go.program import LAYOUTS, U64, Functions, Memory, find_program
 from perf_offcpu.collect.python.event_loops import task_payloads
 from perf_offcpu.collect.python.memory import UnreadableError
@@ -25,6 +26,7 @@ _MOST_GOROUTINES, _AT_ONCE, _MOST_STACK, _MOST_FRAMES = 1 << 17, 256, 16 << 10, 
 _MOST_STACKS, _MOST_ALL, _MOST_UNREAD, _MOST_REASON = 2048, 1 << 15, 256, 64  # of a process, of all, …; bytes
 _SIZE, _LO, _HI, _SP, _PC, _ID, _REASON = 256, 0, 1, 7, 8, 8, 32  # words of runtime.g; the last two after the status
 _RUNNABLE, _WAITING, _PREEMPTED, _STATUS = 1, 4, 9, 0xFFF
+_IO: Final = "IO wait"
 _OTHERS: Final = {_RUNNABLE: "runnable", _PREEMPTED: "preempted"}
 Stacks = dict[tuple[str, tuple[str, ...]], tuple[int, tuple[int, ...]]]
 """(What a goroutine waits for, its functions, leaf first) → (number of goroutines, addresses in the functions)."""
@@ -35,6 +37,7 @@ class Reader:
 
     def __init__(self, pid: int, program: dict[str, int]) -> None:
         self.program, self._memory = program, Memory(pid)
+        self._peers = Peers(pid, self._memory)
         self._functions, self._reason = Functions(self._memory, program), functools.cache(self._read_reason)
         self._status, self._bp, sequence, _ = LAYOUTS[program["minor"]]
         words = np.array([8 * _LO, 8 * _HI, 8 * _SP, 8 * _PC, self._bp, self._status + _ID])
@@ -63,16 +66,29 @@ class Reader:
         after, again = self._gather(places[rows])
         stands = again & (before[rows][:, self._still] == after[:, self._still]).all(axis=1)
         chains = walk(content.view(np.uint64), sp[rows], sizes, words[rows, self._bp // 8], pc[rows])
-        keys = np.column_stack([status[rows], before[rows, self._status + _REASON], chains])[stands & has_stack]
+        reasons, counted = before[rows, self._status + _REASON], stands & has_stack
+        peers, peer = self._find_peers(places[rows], status[rows], reasons)
+        keys = np.column_stack([status[rows], reasons, peer, chains])[counted]
         kinds, counts = np.unique(keys.astype(np.uint64), axis=0, return_counts=True)
-        for (state, reason, *chain), count in zip(kinds.tolist(), counts.tolist(), strict=True):
+        for (state, reason, number, *chain), count in zip(kinds.tolist(), counts.tolist(), strict=True):
             addresses = tuple(address for address in chain if address)
             names = [name for address in addresses for name in self._functions.of(address)]
             names = names[:-1] if names[1:] and names[-1] == "runtime.goexit" else [*names, "[truncated]"]
             names = [name for name in names if ".gowrap" not in name]  # made by `go function(argument)`
-            stack = _OTHERS.get(state) or self._reason(reason), tuple(names)
+            stack = _OTHERS.get(state) or self._reason(reason) + peers[number], tuple(names)
             stacks[stack] = stacks.get(stack, (0,))[0] + count, addresses
         return int((has_stack & ~stands).sum()), int((~is_read | waits & ~is_sound).sum() + (~has_stack).sum())
+
+    def _find_peers(self, places: U64, status: U64, reasons: NDArray[np.uint8]) -> tuple[list[str], NDArray[np.int64]]:
+        """Return (texts on peers, int64[n]: the text of each goroutine, of which 0 says nothing)."""
+        texts, number = {"": 0}, np.zeros(len(places), np.int64)
+        waits_io = [reason for reason in np.unique(reasons).tolist() if self._reason(reason) == _IO]
+        rows = np.flatnonzero(np.isin(reasons, waits_io) & (status == _WAITING))
+        peer_of = self._peers.of(places[rows]) if len(rows) else {}
+        for row, place in zip(rows.tolist(), places[rows].tolist(), strict=True):
+            peer = peer_of.get(place)
+            number[row] = texts.setdefault(f" ({peer})", len(texts)) if peer else 0
+        return list(texts), number
 
     def _gather(self, places: U64) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
         content, is_read = self._memory.gather(places, np.full(len(places), _SIZE, np.uint64))
