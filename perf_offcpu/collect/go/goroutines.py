@@ -79,9 +79,9 @@ class Reader:
             stacks[stack] = stacks.get(stack, (0,))[0] + count, addresses
         return int((has_stack & ~stands).sum()), int((~is_read | waits & ~is_sound).sum() + (~has_stack).sum())
 
-    def _find_peers(self, places: U64, status: U64, reasons: NDArray[np.uint8]) -> tuple[list[str], NDArray[np.int64]]:
-        """Return (texts on peers, int64[n]: the text of each goroutine, of which 0 says nothing)."""
-        texts, number = {"": 0}, np.zeros(len(places), np.int64)
+    def _find_peers(self, places: U64, status: U64, reasons: NDArray[np.uint8]) -> tuple[list[str], U64]:
+        """Return (texts on peers, uint64[n]: the text of each goroutine, of which 0 says nothing)."""
+        texts, number = {"": 0}, np.zeros(len(places), np.uint64)
         waits_io = [reason for reason in np.unique(reasons).tolist() if self._reason(reason) == _IO]
         rows = np.flatnonzero(np.isin(reasons, waits_io) & (status == _WAITING))
         peer_of = self._peers.of(places[rows]) if len(rows) else {}

@@ -220,6 +220,8 @@ def test_section_of_a_file_on_a_kernel_with_larger_pages(monkeypatch: pytest.Mon
     assert [section.place_in(start, offset) for start, offset in ((0x700000, 0), (0x720000, 0x10000))] == [0x725300] * 2
 
 
+@pytest.mark.kernel
+@pytest.mark.beside
 def test_process_without_event_loops() -> None:
     with victim() as (pid, _):
         assert find_tables(pid) is None
