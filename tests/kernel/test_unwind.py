@@ -225,7 +225,7 @@ def agree(ours: Chain, theirs: Chain) -> bool:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name, argument", [("waits", "150"), ("busy", "0.1")])
+@pytest.mark.parametrize("name, argument", [("waits", "150"), ("busy", "0.3")])
 def test_chains_of_perfs_dwarf_recordings_are_perf_scripts(cpp: Path, tmp_path: Path, name: str, argument: str) -> None:
     program = cpp if name == cpp.name else compiled(f"{name}.cpp", tmp_path, "-g")
     output = tmp_path / "dwarf.data"
