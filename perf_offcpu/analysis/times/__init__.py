@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the time of each thread and CPU went: running, waiting for a CPU, waiting for a wakeup."""
+"""Place samples in time, and add up the time of each thread and CPU: running, waiting for a CPU, for a wake-up."""

@@ -54,14 +54,14 @@ class Peers:
         if not rows:
             return {}
         fds, data = np.array(rows, np.uint64).T
-        found = dict[int, int]()
+        descriptor_of = dict[int, int]()
         for places in (data, (data.view(np.int64) >> _TAG_BITS << _ALIGNMENT).view(np.uint64)):
             content, is_read = self._memory.gather(places, np.full(len(places), _DESC_BYTES, np.uint64))
             words = content.view(np.uint64).reshape(-1, _DESC_BYTES // 8)
             is_desc = is_read & (words[:, _FD] == fds)
             row, column = np.nonzero(np.isin(words[:, _WAITERS], goroutines) & is_desc[:, None])
-            found |= dict(zip(words[:, _WAITERS][row, column].tolist(), fds[row].tolist(), strict=True))
-        return found
+            descriptor_of |= dict(zip(words[:, _WAITERS][row, column].tolist(), fds[row].tolist(), strict=True))
+        return descriptor_of
 
     def _find_epolls(self) -> list[str]:
         names = sorted(os.listdir(f"/proc/{self._pid}/fd"), key=int)[:_MOST_LINKS]  # direct: a directory of /proc
