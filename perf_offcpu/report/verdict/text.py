@@ -144,8 +144,8 @@ def _place(place: Place, words: str) -> tuple[str, str, str, str]:
 
 def _reason(row: Cause | Place) -> str:
     """Return `peer slow: 150.203 ms each`, `retransmissions 80 %, peer slow 20 %`, or who ended the waits."""
-    whole = sum(part.weight for part in row.network.values())
-    parts = [f"{label} {_percent(part.weight, whole)}" for label, part in row.network.items()]
+    total = sum(part.weight for part in row.network.values())
+    parts = [f"{label} {_percent(part.weight, total)}" for label, part in row.network.items()]
     if len(parts) == 1:
         ((label, part),) = row.network.items()
         return f"{label}: {time_text(part.weight // max(part.waits, 1))}{' each' if part.waits > 1 else ''}"
@@ -153,8 +153,8 @@ def _reason(row: Cause | Place) -> str:
 
 
 def _peers(peers: Peers) -> str:
-    whole = sum(peers.comms.values())
-    parts = [f"{comm} {_percent(weight, whole)}" for comm, weight in list(peers.comms.items())[:_COMMS]]
+    total = sum(peers.comms.values())
+    parts = [f"{comm} {_percent(weight, total)}" for comm, weight in list(peers.comms.items())[:_COMMS]]
     parts = [*peers.comms] if len(peers.comms) == 1 else parts
     more = len(peers.comms) - len(parts)
     return f"{peers.role} {', '.join(parts)}{f', +{more}' if more else ''}" if parts else ""
