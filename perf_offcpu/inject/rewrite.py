@@ -21,10 +21,11 @@ from perf_offcpu import losses
 from perf_offcpu.abi.attr import PerfType, SoftwareConfig
 from perf_offcpu.abi.machine import MACHINES
 from perf_offcpu.abi.records import RecordType
+from perf_offcpu.decode.account import CollectorAccount
 from perf_offcpu.decode.batch import BatchCollector
 from perf_offcpu.decode.deferred import DeferredMatcher, decode_deferred
 from perf_offcpu.decode.load import recorded_arch
-from perf_offcpu.decode.samples import is_offcpu, samples_by_event
+from perf_offcpu.decode.samples import is_offcpu, read_account, samples_by_event
 from perf_offcpu.decode.switches.events import may_hold_switches
 from perf_offcpu.decode.tasks.columns import task_records
 from perf_offcpu.decode.tasks.replay import SIDE_TYPES, TaskReplay
@@ -92,6 +93,8 @@ class Survey:
         """Times of the first and last sample of each chunk, ns."""
         self.end_ns = 0
         """Last moment of the recording."""
+        self.account = CollectorAccount()
+        """What the recorder counted and read, with the functions that JVMs generated; of recordings with copies."""
         self.deferred = BatchCollector()
         for chunk in reader.chunks():
             self._read(chunk)
@@ -110,6 +113,8 @@ class Survey:
             records = task_records(chunk, SIDE_TYPES if stacks else _TASK_TYPES, events, Losses())
             self.exits.take_exits(chunk, records, events)
             self.tasks.notes.take(records)
+        if stacks:
+            read_account(chunk, events, self.account)
         timed = times[(chunk.types == RecordType.SAMPLE) & (times > 0)]
         self.sample_times += [int(timed.min()), int(timed.max())] if len(timed) else []
         for number, rows in samples_by_event(chunk, events, Losses()):
@@ -197,6 +202,7 @@ class _Rewriter:
         spaces, maps = tasks.spaces.tables()
         meta = Meta(arch=arch, source=self.reader.path)
         recording = Recording(strings=tasks.strings, spaces=spaces, maps=maps, dsos=tasks.notes.dsos(), meta=meta)
+        recording = recording.replaced(perf_maps=self.survey.account.perf_maps)
         return Unwinder(recording, search)
 
     def _moved_exits(self) -> list[tuple[I64, Chunk]]:

@@ -31,6 +31,7 @@ from perf_offcpu.objects.symtab import NO_ADDRESS, Symbols, SymbolTable
 MAX_BYTES: Final = 1 << 28
 MAX_LINES: Final = 1 << 22  # a line takes 200 bytes of memory; large JVMs have some 100 000
 _FRAME: Final = re.compile(rb"^:frame ([0-9a-f]{1,16}) ([0-9a-f]{1,6}) ([0-9a-f]{1,6})$", re.MULTILINE)
+_METHOD: Final = re.compile(rb"^:method (.+\n)", re.MULTILINE)
 _SLACK_NS: Final = 2 * 10**9
 _OTHER_ROOT: Final = re.compile(r"(?P<root>/proc/\d+/root)/(?P<path>.+)")
 _MAX_LINKS: Final = 8
@@ -57,6 +58,7 @@ class PerfMaps:
         self.recording, self.symfs, self.force = recording, symfs, force
         self._tables: dict[int, SymbolTable | LossCause] = {}
         self._frames: dict[int, dict[int, tuple[int, int]]] = {}
+        self._methods: dict[int, SymbolTable] = {}
 
     def of(self, pid: int) -> SymbolTable | LossCause:
         """Return the functions of a process, or the reason why there are none."""
@@ -71,6 +73,12 @@ class PerfMaps:
             lines = _FRAME.findall(self.recording.perf_maps.get(pid, b""))
             self._frames[pid] = {int(start, 16): (int(size, 16), int(begin, 16)) for start, size, begin in lines}
         return self._frames[pid]
+
+    def methods_of(self, pid: int) -> SymbolTable:
+        """Return the interpreted methods that the map of a process tells, by the addresses of their objects."""
+        if pid not in self._methods:
+            self._methods[pid] = parse_perf_map(b"".join(_METHOD.findall(self.recording.perf_maps.get(pid, b""))))
+        return self._methods[pid]
 
     def text_of(self, pid: int) -> bytes | LossCause:
         """Return the text of the map of a process, or the reason why it has no trustworthy map."""

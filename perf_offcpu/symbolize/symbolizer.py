@@ -165,13 +165,15 @@ def _name(
         of_kernel = KernelNames(recording, strings, options, unresolved, lines := line_names())
         put(kernel, of_kernel.name(locations.lookup[kernel]), lines)
     map_rows = find_mappings(recording.maps, recording.spaces, locations.space, locations.lookup)
-    user = locations.cpumode == CpuMode.USER
+    of_user = UserNames(recording, strings, options, unresolved, lines := line_names())
+    is_method = of_user.name_methods(locations, names)
+    user = (locations.cpumode == CpuMode.USER) & ~is_method
     unresolved.add(losses.NOT_MAPPED, int((user & (map_rows == NO_MAP)).sum()))
     mapped = np.flatnonzero(user & (map_rows != NO_MAP))
     if len(mapped):
-        of_user = UserNames(recording, strings, options, unresolved, lines := line_names())
         put(mapped, of_user.name(locations.lookup[mapped], map_rows[mapped]), lines)
     _shift_back(names, locations)
+    names.offset[is_method] = 0
     names.symbol[locations.is_cookie] = strings.intern(COOKIE)
     return names, InlinedFunctions.concat(inlined)
 

@@ -6,14 +6,15 @@ symbol table names. Memory without a file may hold generated code, which the per
 import numpy as np
 
 from perf_offcpu import losses
+from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.losses import LossCause, Losses
-from perf_offcpu.model.columns import I32, I64, U64, Strings, distinct
+from perf_offcpu.model.columns import I32, I64, U64, Bool, Strings, distinct
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.objects.files import Refused, find_dso
 from perf_offcpu.objects.functions import file_offset_to_vaddr
 from perf_offcpu.objects.perf_map import PerfMaps, is_jit_memory, read_jit_name
 from perf_offcpu.objects.symtab import SymbolTable
-from perf_offcpu.symbolize.frames import SymbolNames, symbols_and_offsets
+from perf_offcpu.symbolize.frames import Locations, SymbolNames, symbols_and_offsets
 from perf_offcpu.symbolize.lines.names import LineNames
 from perf_offcpu.symbolize.options import SymbolizeOptions
 
@@ -48,6 +49,18 @@ class UserNames:
             else:
                 self._by_file(dso, rows, file_offsets[rows], names)
         return names
+
+    def name_methods(self, locations: Locations, names: SymbolNames) -> Bool:
+        """Fill in `names` at locations that are objects of interpreted methods (`unwind.step`); return bool[n]: True
+        there."""
+        is_method, pids = np.zeros(len(locations), np.bool_), np.append(self.recording.spaces.pid, -1)[locations.space]
+        for pid in self.recording.perf_maps:
+            rows = np.flatnonzero((locations.cpumode == CpuMode.USER) & (pids == pid))
+            if len(methods := self._perf_maps.methods_of(pid)):
+                rows = rows[methods.lookup(locations.lookup[rows]) >= 0]
+                names.address[rows], is_method[rows] = locations.lookup[rows], True
+                self._by_perf_map(f"/tmp/perf-{pid}.map", methods, rows, names)
+        return is_method
 
     def _by_file(self, dso: int, rows: I64, file_offsets: U64, names: SymbolNames) -> None:
         path = self.strings[int(self.recording.dsos.path[dso])]

@@ -24,7 +24,7 @@ import numpy as np
 from perf_offcpu.abi.machine import Registers
 from perf_offcpu.cache import DiskCache
 from perf_offcpu.losses import LossCause
-from perf_offcpu.model.columns import I32, I64, U64, distinct
+from perf_offcpu.model.columns import I32, I64, U64, Bool, distinct
 from perf_offcpu.model.lookup import NO_MAP, find_mappings
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.objects.perf_map import PerfMaps
@@ -36,7 +36,7 @@ OUTSIDE: Final = 0  # rule set of addresses that no mapping covers
 NO_CFI: Final = 1  # rule set of code without call frame information
 _TRAMPOLINE: Final = 2  # rule set of x86-64's trampoline at its call
 _FRAME: Final = 16  # bytes of its frame
-_INTERPRETER: Final = 3  # rule set of HotSpot's interpreter on x86-64
+INTERPRETER: Final = 3  # rule set of HotSpot's interpreter on x86-64
 _UNKNOWN_CODE: Final = 4  # rule set of code that HotSpot's map lacks, and of begins: frame pointers lead astray
 _SAVED_FP, _RETURN, _SENDER_SP = b"\x76\x00", b"\x76\x08", b"\x76\x78\x06"  # DW_OP_breg6 0, 8, -8 and DW_OP_deref
 _MOST_KEPT: Final = 1 << 17  # addresses, rule sets and expressions that are kept for further recordings
@@ -73,9 +73,9 @@ class Rules:
         self.words[:_TRAMPOLINE, registers.count] = Kind.INVALID
         self.words[_TRAMPOLINE, registers.count] = Kind.REGISTER | registers.sp << 3 | _FRAME << 11
         self.words[_TRAMPOLINE, registers.ra] = Kind.OFFSET | -8 << 3
-        self.words[_INTERPRETER, registers.fp] = Kind.EXPRESSION | 0 << 3
-        self.words[_INTERPRETER, registers.ra] = Kind.EXPRESSION | 1 << 3
-        self.words[_INTERPRETER, registers.count] = Kind.VAL_EXPRESSION | 2 << 3
+        self.words[INTERPRETER, registers.fp] = Kind.EXPRESSION | 0 << 3
+        self.words[INTERPRETER, registers.ra] = Kind.EXPRESSION | 1 << 3
+        self.words[INTERPRETER, registers.count] = Kind.VAL_EXPRESSION | 2 << 3
         self.words[_UNKNOWN_CODE, registers.count] = Kind.INVALID
         self._of_frame = dict[int, int]()
         self._added, self._count = list[I64](), len(self.words)
@@ -166,6 +166,15 @@ class Trampolines:
     def __init__(self, recording: Recording, maps: PerfMaps) -> None:
         self.recording, self.maps = recording, maps
 
+    def are_methods(self, spaces: I32, addresses: U64) -> Bool:
+        """Return bool[n]: at address i in address space i is an object of HotSpot that describes a method."""
+        result, pids = np.zeros(len(addresses), np.bool_), self.recording.spaces.pid[spaces]
+        for pid in distinct(pids).tolist():
+            table, places = self.maps.methods_of(pid), np.flatnonzero(pids == pid)
+            row = table.lookup(addresses[places])
+            result[places] = (row >= 0) & (np.append(table.start, 0)[row] == addresses[places])
+        return result
+
     def rules_of(self, spaces: I32, addresses: U64, rules: Rules) -> I32:
         """Return int32[n]: the rule set of address i in address space i (row of `recording.spaces`), a row of `rules`;
         NO_CFI if it is in no trampoline's call, and nothing is known of its frame."""
@@ -184,13 +193,13 @@ class Trampolines:
                 hits = np.flatnonzero((sizes == size) & (offsets >= call.start) & (offsets < call.stop))
                 is_call = [table.name(number).startswith("py::") for number in row[hits].tolist()]
                 result[places[hits[is_call]]] = _TRAMPOLINE
-            if frames:
+            if frames or len(self.maps.methods_of(pid)):
                 for place, number, offset in zip(places.tolist(), row.tolist(), offsets.tolist(), strict=True):
                     size, begin = frames.get(int(table.start[number]), (0, 0))
                     if size:
                         result[place] = rules.of_frame(size) if offset >= begin else _UNKNOWN_CODE
                     elif table.name(number) == "Interpreter":
-                        result[place] = _INTERPRETER
+                        result[place] = INTERPRETER
         return result
 
 

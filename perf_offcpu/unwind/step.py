@@ -18,7 +18,7 @@ from perf_offcpu.model.columns import I64, U8, U64, Bool
 from perf_offcpu.unwind.cfi.program import Kind
 from perf_offcpu.unwind.expression import CannotEvaluateError, evaluate
 from perf_offcpu.unwind.frame_search import RECORD
-from perf_offcpu.unwind.lookup import NO_CFI, OUTSIDE, CfiLookup
+from perf_offcpu.unwind.lookup import INTERPRETER, NO_CFI, OUTSIDE, CfiLookup
 from perf_offcpu.unwind.state import End, Threads, Value, WalkState
 
 MAX_FRAMES: Final = 1024
@@ -28,6 +28,7 @@ batch, for which `MORE_GENERAL` are added."""
 MORE_GENERAL: Final = 1 << 8
 _WORD: Final = np.uint64(8)
 _ONE: Final = np.uint64(1)
+_METHOD: Final = np.uint64(24)  # bytes below the frame pointer of HotSpot's interpreter
 
 
 def walk_up(lookup: CfiLookup, threads: Threads, budget: list[int]) -> tuple[Ragged, U8]:
@@ -91,6 +92,7 @@ class Walk(WalkState):
         if simple.all():
             self._simple(live, rule)
         else:
+            self._name_methods(live, pc, np.flatnonzero(rule == INTERPRETER))
             self._simple(live[simple], rule[simple])
             self._not_simple(live[~simple], rule[~simple])
         self.is_first = False
@@ -103,6 +105,15 @@ class Walk(WalkState):
             going = going[~self.lost[going]]
         self.has_exact = self.has_exact and bool(self.exact[going].any())
         return going
+
+    def _name_methods(self, live: I64, pc: U64, rows: I64) -> None:
+        """Set `pc` in frames of HotSpot's interpreter (`rows`) to the end of the first byte of the method's object, as
+        if it were code that was called: its address is in the frame (`interpreter_frame_method_offset`)."""
+        trampolines, lanes = self.lookup.trampolines, live[rows]
+        if trampolines is not None and len(rows):
+            method = self.read(lanes, self.fp[lanes] - _METHOD).words
+            is_method = trampolines.are_methods(self.spaces[lanes], method)
+            pc[rows[is_method]] = method[is_method] + _ONE
 
     def _simple(self, lanes: I64, rule: I64) -> None:
         """Advance the walks `lanes`, whose rule sets `rule` all are simple (`Rules.is_simple`)."""

@@ -129,7 +129,8 @@ def lost(recording: Recording, *, of_others: bool = False) -> set[LossCause]:
     left_out.add(losses.PROCESSES_DENIED)  # some machines do not even let root read their first process
     if of_others:
         left_out |= {losses.OBJECTS_CLOSED, losses.OBJECTS_UNREADABLE, losses.OBJECTS_COMPAT}
-        left_out |= {losses.EVENTS_TAKEN, losses.OBJECTS_UNNAMED, losses.WAITERS_UNREAD, losses.PYTHON_UNKNOWN}
+        left_out |= {losses.EVENTS_TAKEN, losses.OBJECTS_UNNAMED, losses.WAITERS_UNREAD}
+        left_out |= {losses.PYTHON_UNKNOWN, losses.PYTHON_UNREADABLE}
     return set(recording.losses) - left_out
 
 

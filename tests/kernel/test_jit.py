@@ -112,9 +112,39 @@ def test_a_jvm_is_asked_for_names_and_frames(tmp_path: Path, user: int, inside: 
         assert (".java_pid1" if inside else f".java_pid{pid}") in os.listdir(root)
         Path(f"/tmp/.java_pid{pid}").unlink(missing_ok=True)
     sleeping = [thread for thread in stacks if thread[0] == "java" and "JVM_Sleep" in thread]
-    names = ["JavaMain", r"long Waits\.handleRequest\(int\)", r"void java\.lang\.Thread\.sleep\(long\)", "JVM_Sleep"]
+    names = [
+        "JavaMain",
+        r"void Waits\.main\(java\.lang\.String\[\]\)",
+        r"long Waits\.handleRequest\(int\)",
+        r"void java\.lang\.Thread\.sleep\(long\)",
+        "JVM_Sleep",
+    ]
     assert time_below(stacks, *names) >= 1_500_000_000
     assert sleeping and not any("[truncated]" in thread for thread in sleeping)
+
+
+@needs_java
+@pytest.mark.long
+@pytest.mark.parametrize("flags", [["-Xint"], ["-XX:+PreserveFramePointer"], []])
+def test_interpreted_methods_are_those_of_the_jvms_own_dump(tmp_path: Path, flags: list[str]) -> None:
+    subprocess.run(["javac", "-d", tmp_path, HERE / "Interpreted.java"], check=True, timeout=60)
+    with subprocess.Popen(["java", *flags, "-cp", tmp_path, "Interpreted"]) as process:
+        try:
+            time.sleep(2)
+            dump = subprocess.run(
+                ["jcmd", str(process.pid), "Thread.print"], capture_output=True, text=True, check=True
+            )
+            run("-p", str(process.pid), "--duration", "0.5", cwd=tmp_path)
+        finally:
+            process.kill()
+    java = re.compile(r"\S+ (\S+\.[^.(]+)\(.*\)")
+    functions = {
+        stack[0]: [found[1] for name in stack if (found := java.fullmatch(name))] for stack in folded(tmp_path)
+    }
+    for name in ("monitor", "parks", "sleeps", "waits"):
+        (own,) = re.findall(rf'^"{name}" .*\n((?:[ \t].*\n)+)', dump.stdout, re.MULTILINE)
+        expected = [line.replace("/0x", "+0x") for line in re.findall(r"^\tat ([^(\n]+)\(", own, re.MULTILINE)]
+        assert functions[name] == expected[::-1] and len(expected) >= 8, name
 
 
 def children(pid: int) -> list[int]:

@@ -5,7 +5,7 @@ a program of its own:
     python owner_child.py PID
 
 perf_offcpu/collect/system/as_owner.py starts it with the bare interpreter, so it imports nothing of this project. It
-prints the lines of a perf map and those on frames of `abi.counters.JIT_MAP`; or `!` and what prevented it.
+prints the lines of a perf map and those of `abi.counters.JIT_MAP`; or `!` and what prevented it.
 
 A JVM that gets SIGQUIT and finds a file .attach_pidPID listens at a socket .java_pidPID, both in its /tmp, and takes
 jcmd's commands there (HotSpot's attachListener_posix.cpp). Compiler.perfmap, since JDK 17, writes /tmp/perf-PID.map.
@@ -18,6 +18,7 @@ import errno
 import os
 import re
 import resource
+import runpy
 import select
 import signal
 import socket
@@ -70,7 +71,8 @@ def _code_of_jvm(pid: int) -> bytes:
     process = os.pidfd_open(pid)  # from here on the pid cannot become another process's unnoticed
     status = _status(pid)
     with open(f"/proc/{pid}/maps", "rb") as file:
-        libraries = set(re.findall(rb"/(lib(?:jvm|jli)\.so)(?: \(deleted\))?\n", file.read(_MOST_MAPS)))
+        mapped = re.findall(rb"(?m)^([0-9a-f]+)-.*/(lib(?:jvm|jli)\.so)(?: \(deleted\))?$", file.read(_MOST_MAPS))
+    libraries = {name: int(start, 16) for start, name in reversed(mapped)}
     if b"libjvm.so" not in libraries:
         raise PermissionError(errno.EPERM, "it is no JVM")
     inner = status.get("NStgid", str(pid)).split()[-1]
@@ -97,7 +99,11 @@ def _code_of_jvm(pid: int) -> bytes:
         if not answer.startswith(b"0\n"):
             raise PermissionError(errno.EPERM, "it has no command Compiler.perfmap (JDK 17), or was too slow")
         text = open_map()
-    return text + b"".join(_frames(memory, text) if os.uname().machine == "x86_64" else ())
+    if os.uname().machine != "x86_64":
+        return text
+    beside = runpy.run_path(os.path.join(os.path.dirname(__file__), "jvm_methods.py"))
+    methods: bytes = beside["method_lines"](memory, libraries[b"libjvm.so"])
+    return text + b"".join(_frames(memory, text)) + methods
 
 
 def _has_ended(process: int, time_s: float = 0) -> bool:

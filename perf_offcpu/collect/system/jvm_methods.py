@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""List the methods that a JVM has interpreted, by HotSpot's tables for readers from outside (`gHotSpotVMStructs` and
+`gHotSpotVMTypes` in vmStructs.cpp). A frame of the interpreter holds the address of its `Method` object, which tells
+the method. Memory may hold anything: reads, loops and time are bounded.
+
+owner_child.py runs this file with the bare interpreter, so it imports nothing of this project."""
+
+import contextlib
+import os
+import re
+import struct
+import time
+from collections.abc import Iterator
+
+_MOST_CPU_S = 1.2
+_MOST_CLASSES, _MOST_METHODS, _MOST_ROWS = 1 << 17, 1 << 12, 1 << 14  # methods of a class; rows of a table
+_PAGE, _MOST_PAGES, _MOST_NAME, _MOST_TEXT = 4096, 1 << 15, 1024, 4 << 20
+_SYMBOL, _DYNAMIC, _PHDR = struct.Struct("<IBBHQQ"), struct.Struct("<QQ"), struct.Struct("<IIQQQQQQ")
+_EHDR_PHOFF, _EHDR_PHNUM, _PT_DYNAMIC, _DT_STRTAB, _DT_SYMTAB = 32, 56, 2, 5, 6
+_FIELD, _TYPE = struct.Struct("<QQQi4xQQ"), struct.Struct("<QQiii4xQ")  # VMStructEntry and VMTypeEntry
+_POINTER = 8
+_TYPE_NAME = re.compile(r"(\[*)(?:L([^;]*);|([BCDFIJSZV]))")
+_SIMPLE = dict(zip("BCDFIJSZV", "byte char double float int long short boolean void".split(), strict=True))
+
+
+class _Memory:
+    """Reader of pages, each once. Raises OSError: memory cannot be read, or the time is over."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd, self._pages, self._until_s = fd, dict[int, bytes](), time.process_time() + _MOST_CPU_S
+
+    def read(self, address: int, size: int) -> bytes:
+        number, offset = divmod(address, _PAGE)
+        content = self._page(number)[offset : offset + size]
+        while len(content) < size:
+            number += 1
+            content += self._page(number)[: size - len(content)]
+        return content
+
+    def _page(self, number: int) -> bytes:
+        page = self._pages.get(number)
+        if page is None:
+            if time.process_time() > self._until_s or number >> 51:
+                raise OSError
+            if len(self._pages) >= _MOST_PAGES:
+                self._pages.clear()
+            page = self._pages[number] = os.pread(self._fd, _PAGE, number * _PAGE)
+        if len(page) < _PAGE:
+            raise OSError
+        return page
+
+    def number(self, address: int, size: int = _POINTER) -> int:
+        return int.from_bytes(self.read(address, size), "little")
+
+    def text(self, address: int) -> bytes:
+        """Return a C string of at most 63 bytes."""
+        return self.read(address, 64).partition(b"\0")[0]
+
+    def rows(self, address: int, row: struct.Struct) -> Iterator[tuple[int, ...]]:
+        """Yield the rows of a table up to one that begins with 0."""
+        for place in range(address, address + _MOST_ROWS * row.size, row.size):
+            values = row.unpack(self.read(place, row.size))
+            if not values[0]:
+                return
+            yield values
+
+
+class _Hotspot:
+    """Reader of one JVM's objects. `base`: address at which it maps libjvm.so. Raises OSError, KeyError: it lacks what
+    is needed."""
+
+    def __init__(self, memory: _Memory, base: int) -> None:
+        self._memory, self._names = memory, dict[int, str]()
+        fields, types = _symbols(memory, base, b"gHotSpotVMStructs", b"gHotSpotVMTypes")
+        self._static, self._offset = dict[bytes, int](), dict[bytes, int]()
+        for type_, name, _, is_static, offset, address in memory.rows(memory.number(fields), _FIELD):
+            key = memory.text(type_) + b"::" + memory.text(name)
+            self._static[key], self._offset[key] = address if is_static else 0, offset
+        rows = memory.rows(memory.number(types), _TYPE)
+        self._size = {memory.text(row[0]): row[5] for row in rows}
+
+    def at(self, address: int, field: bytes, size: int = _POINTER) -> int:
+        """Return a member of an object, `Type::_name`."""
+        return self._memory.number(address + self._offset[field], size)
+
+    def classes(self) -> Iterator[int]:
+        """Yield the addresses of the loaded classes of all class loaders (`InstanceKlass` and those of arrays)."""
+        left, loader = _MOST_CLASSES, self._memory.number(self._static[b"ClassLoaderDataGraph::_head"])
+        while loader and left:
+            class_ = self.at(loader, b"ClassLoaderData::_klasses")
+            while class_ and left:
+                left -= 1
+                yield class_
+                class_ = self.at(class_, b"Klass::_next_link")
+            left, loader = max(left - 1, 0), self.at(loader, b"ClassLoaderData::_next")
+
+    def lines(self, *, counted: bool = True) -> Iterator[bytes]:
+        """Yield a line of `abi.counters.JIT_MAP` for each method, or each whose calls the interpreter has counted."""
+        for class_ in self.classes():
+            with contextlib.suppress(OSError, OverflowError, KeyError, ValueError):  # one that is unloaded meanwhile
+                yield from self._methods_of(class_, counted)
+
+    def _methods_of(self, class_: int, counted: bool) -> Iterator[bytes]:
+        size, data = self._size[b"Method"], self._offset[b"Array<Method*>::_data"]
+        if self.at(class_, b"Klass::_layout_helper", 4) >> 31:  # of an array: it has no methods
+            return
+        methods = self.at(class_, b"InstanceKlass::_methods")
+        number = min(self.at(methods, b"Array<int>::_length", 4), _MOST_METHODS) if methods else 0
+        for (method,) in struct.iter_unpack("<Q", self._memory.read(methods + data, number * _POINTER)):
+            if not counted or self.at(method, b"Method::_method_counters"):
+                yield b":method %x %x %s\n" % (method, size, self._name_of(method).encode("utf-8", "replace"))
+
+    def _name_of(self, method: int) -> str:
+        """Return the name of a method as `Method::external_name` spells it: `void java.lang.Thread.sleep(long)`."""
+        const = self.at(method, b"Method::_constMethod")
+        pool = self.at(const, b"ConstMethod::_constants")
+        words = pool + self._size[b"ConstantPool"]
+        name, signature = (
+            self._text_of(self._memory.number(words + _POINTER * self.at(const, b"ConstMethod::" + index, 2)))
+            for index in (b"_name_index", b"_signature_index")
+        )
+        holder = self._text_of(self.at(self.at(pool, b"ConstantPool::_pool_holder"), b"Klass::_name"))
+        *arguments, result = [
+            (class_.replace("/", ".") or _SIMPLE[simple]) + "[]" * len(dimensions)
+            for dimensions, class_, simple in _TYPE_NAME.findall(signature)
+        ] or [""]
+        text = f"{result} {holder.replace('/', '.')}.{name}({', '.join(arguments)})"
+        return "".join(character if character.isprintable() else "?" for character in text)[:_MOST_NAME]
+
+    def _text_of(self, symbol: int) -> str:
+        """Return the text of a `Symbol`."""
+        if symbol not in self._names:
+            size, place = self.at(symbol, b"Symbol::_length", 2), symbol + self._offset[b"Symbol::_body"]
+            self._names[symbol] = self._memory.read(place, min(size, _MOST_NAME)).decode("utf-8", "replace")
+        return self._names[symbol]
+
+
+def _symbols(memory: _Memory, base: int, *names: bytes) -> list[int]:
+    """Return the addresses of exported symbols of a library, 0 for those that it lacks."""
+    header, number = memory.number(base + _EHDR_PHOFF), memory.number(base + _EHDR_PHNUM, 2)
+    segments = [_PHDR.unpack(memory.read(base + header + row * _PHDR.size, _PHDR.size)) for row in range(number)]
+    (dynamic,) = (segment[3] for segment in segments if segment[0] == _PT_DYNAMIC)
+    tags = {row[0]: row[1] for row in memory.rows(base + dynamic, _DYNAMIC)}
+    strings, symbols, found = tags[_DT_STRTAB], tags[_DT_SYMTAB], dict.fromkeys(names, 0)
+    for place in range(symbols, min(strings, symbols + _MOST_ROWS * _SYMBOL.size), _SYMBOL.size):
+        name, _, _, _, value, _ = _SYMBOL.unpack(memory.read(place, _SYMBOL.size))
+        if (text := memory.text(strings + name)) in found:
+            found[text] = base + value
+    return list(found.values())
+
+
+def method_lines(fd: int, base: int) -> bytes:
+    """Return lines of `abi.counters.JIT_MAP` for the interpreted methods of a JVM: those found until the time is over,
+    or until memory says nothing sensible, at most 4 MB. `fd`: descriptor of /proc/PID/mem."""
+    lines, left = list[bytes](), _MOST_TEXT
+    with contextlib.suppress(OSError, OverflowError, KeyError, ValueError, struct.error):
+        jvm = _Hotspot(_Memory(fd), base)
+        for counted in (True, False):  # with -Xint, no calls are counted
+            for line in () if lines else jvm.lines(counted=counted):
+                if (left := left - len(line)) < 0:
+                    break
+                lines.append(line)
+    return b"".join(lines)
