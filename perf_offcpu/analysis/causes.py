@@ -32,13 +32,14 @@ from perf_offcpu.text import SYMBOL_SUFFIX, basename, frame_label, printable
 
 _NAME_LENGTH = 60
 _PARAMETERS = re.compile(r"(?<=[\w>])\(.*")
+_JAVAS_RESULT = re.compile(r"^[\w.$\[\]]+ (?=[\w$+/]+(\.[\w$+/<>]+)+$)")  # `void` of `void Bank.transfer`
 
 
 @frozen
 class Causes:
     """Functions, or system calls in place of an unknown function, in which n samples wait."""
 
-    names: list[str]  # printable, without parameters; the first is "", not known
+    names: list[str]  # printable, without parameters and result; the first is "", not known
     function: I64  # int64[n], index into names
 
 
@@ -84,7 +85,7 @@ def _short(symbol: str, dso: str, call: str) -> str:
     if not symbol:
         file = frame_label("", dso) if dso and not is_jit_memory(dso) else ""
         return " of ".join(filter(None, (call, file)))
-    name = _PARAMETERS.sub("", SYMBOL_SUFFIX.sub("", printable(symbol)))
+    name = _JAVAS_RESULT.sub("", _PARAMETERS.sub("", SYMBOL_SUFFIX.sub("", printable(symbol))))
     return name if len(name) <= _NAME_LENGTH else f"{name[: _NAME_LENGTH - 3]}..."
 
 
