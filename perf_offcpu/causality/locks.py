@@ -8,6 +8,8 @@ circle. All waits of a circle must have gone on at one time: else the lock may h
 ends a circle with a timed wait: that is no deadlock, whether the circle is there at the end or a timer ended it before.
 """
 
+import re
+
 import numpy as np
 
 from perf_offcpu.analysis.causes import causes_of
@@ -59,7 +61,9 @@ def deadlocks_of(profile: Profile, waits: Waits, holders: Holders) -> list[list[
     names = np.append(profile.objects.name, 0)
 
     def thread(row: int, *, is_over: bool) -> DeadThread:
-        name = strings[int(names[samples.object[row]])]
+        name, rule = strings[int(names[samples.object[row]])], int(waits.rule[row])
+        if rule >= 0 and name.startswith("condition "):  # of a runtime, which makes locks of conditions
+            name = re.split(r"[:(]", waits.rules[rule].meaning)[0].strip()
         return DeadThread(
             thread_label(strings[int(samples.comm[row])]),
             int(samples.pid[row]),

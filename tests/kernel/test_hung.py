@@ -137,6 +137,8 @@ def test_deadlock_in_java_is_shown_as_by_jstack(tmp_path: Path, compiler: str) -
         run("-p", str(pid), "--duration", "1", cwd=tmp_path)
         expected = {name: java_frames(jdk("jstack", pid), name) for name in ("one", "two")}
         samples = script(tmp_path / "perf.data", "--idle", "hide")
+    said = program.run("report", cwd=tmp_path).stdout
+    assert re.match(r"# Deadlock of 2 threads: one \d+ waits in Abba.take for a monitor, held by two", said), said[:300]
     # Some threads of the VM sleep for a second at a time: their waits may end in the recording.
     samples = [one for one in samples if one[0].split()[0] not in ("VM", "G1", "Monitor")]
     assert {head.split()[0] for head, *_ in samples} == {"one", "two"}, "without idle threads"

@@ -21,6 +21,7 @@ from builders import program
 from kernel.recorder import run
 
 from perf_offcpu import losses
+from perf_offcpu.collect.system import hotspot
 from perf_offcpu.collect.system.as_owner import ask_as_owner
 
 pytestmark = pytest.mark.beside
@@ -145,6 +146,38 @@ def test_interpreted_methods_are_those_of_the_jvms_own_dump(tmp_path: Path, flag
         (own,) = re.findall(rf'^"{name}" .*\n((?:[ \t].*\n)+)', dump.stdout, re.MULTILINE)
         expected = [line.replace("/0x", "+0x") for line in re.findall(r"^\tat ([^(\n]+)\(", own, re.MULTILINE)]
         assert functions[name] == expected[::-1] and len(expected) >= 8, name
+
+
+@needs_java
+@pytest.mark.long
+def test_damaged_memory_of_a_jvm_gives_lines_of_the_known_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words are cleared, exchanged, made pointers to other pages, or have a wrong bit."""
+    subprocess.run(["javac", "-d", tmp_path, HERE / "Interpreted.java"], check=True, timeout=60)
+    with subprocess.Popen(["java", "-cp", tmp_path, "Interpreted"]) as process:
+        try:
+            time.sleep(2)
+            maps = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
+            base = min(int(line.split("-")[0], 16) for line in maps if line.endswith("/libjvm.so"))
+            with open(f"/proc/{process.pid}/mem", "rb") as file:
+                memory = hotspot._Memory(file.fileno())
+                monkeypatch.setattr(hotspot, "_Memory", lambda _: memory)
+                whole = hotspot.lines_of(file.fileno(), base)
+                pages, random = memory._pages.copy(), np.random.default_rng(1)
+                assert whole.count(b":method ") > 500 and re.search(rb"^:monitor \d+ \d+$", whole, re.MULTILINE)
+                for _ in range(200):
+                    memory._pages = pages.copy()
+                    for number in random.choice([*pages], random.choice([1, 10, 300])).tolist():
+                        page = np.frombuffer(pages[number], np.uint64).copy()
+                        place, other = random.integers(0, len(page), 2)
+                        words = np.array([0, page[other], number << 12, page[place] ^ np.uint64(1 << 40)], np.uint64)
+                        page[place] = random.choice(words)
+                        memory._pages[number] = page.tobytes()
+                    memory._until_s = time.process_time() + 1
+                    lines = hotspot.lines_of(file.fileno(), base)
+                    assert all(line.startswith((b":method ", b":monitor ")) for line in lines.splitlines())
+                    assert len(lines) < 4 << 20
+        finally:
+            process.kill()
 
 
 def children(pid: int) -> list[int]:

@@ -25,6 +25,7 @@ from perf_offcpu.collect.summary import Summary
 from perf_offcpu.collect.system.background import Future, in_background, stepping_until
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.targets import Target
+from perf_offcpu.collect.wait_objects.owners import with_monitors
 
 T = TypeVar("T")
 STEADY_WAIT_NS: Final = 1_000_000_000  # shortest unfinished wait whose Python functions a steady recording reads
@@ -207,6 +208,7 @@ class FileSeries:
         self._totals.start(end_of_file=True)
         last = self.while_draining(lambda: self._with_python(self._totals.last_tasks()))
         self.while_draining(self._collector.jvms.ask_all)
+        last = with_monitors(last, self._collector.jvms.maps, self._collector.program.last_tasks)
         self._objects.finish([self.current], self.drain)
         self.drain()
         self._codes.write_jit_maps(self.current, self.drain)

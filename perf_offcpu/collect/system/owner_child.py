@@ -101,9 +101,9 @@ def _code_of_jvm(pid: int) -> bytes:
         text = open_map()
     if os.uname().machine != "x86_64":
         return text
-    beside = runpy.run_path(os.path.join(os.path.dirname(__file__), "jvm_methods.py"))
-    methods: bytes = beside["method_lines"](memory, libraries[b"libjvm.so"])
-    return text + b"".join(_frames(memory, text)) + methods
+    beside = runpy.run_path(os.path.join(os.path.dirname(__file__), "hotspot.py"))
+    lines: bytes = beside["lines_of"](memory, libraries[b"libjvm.so"])
+    return text + b"".join(_frames(memory, text)) + lines
 
 
 def _has_ended(process: int, time_s: float = 0) -> bool:

@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from perf_offcpu.abi.offcpu import UNKNOWN_U64
 from perf_offcpu.abi.syscalls import call_numbers, syscall_names
 from perf_offcpu.collect.bpf.header import read_header
 from perf_offcpu.collect.bpf.last_tasks import LastTasks
@@ -26,6 +27,7 @@ from perf_offcpu.resources import bpf_dir
 
 _WORDS, _TIMESPEC = struct.Struct("=5I"), struct.Struct("=2q")
 _LONGEST_NS = int(np.iinfo(np.int64).max)
+_MONITOR: Final = re.compile(rb"^:monitor (\d{1,9}) (\d{1,9})$", re.MULTILINE)
 _NSPID: Final = re.compile(rb"^NSpid:\t([\d\t]+)$", re.MULTILINE)
 
 
@@ -106,6 +108,22 @@ def holder_and_timeout(pid: int, tid: int, arguments: Sequence[int], since_ns: i
     spec = read_memory(tid, timeout, _TIMESPEC.size) if timeout else b""
     asked_ns = timeout_in(operation, spec, since_ns) if spec else None
     return _outer(pid, owner) if owner else 0, asked_ns
+
+
+def with_monitors(last: LastTasks, answers: Mapping[int, bytes], again: Callable[[], LastTasks]) -> LastTasks:
+    """Return `last` with `holder_tid` of tasks that wait for a monitor of a JVM. `answers`: process → lines of
+    `abi.counters.JIT_MAP`, read since then. `again`: runs the iterator once more; tasks have to stand still."""
+    owners = {(pid, int(tid)): int(owner) for pid in answers for tid, owner in _MONITOR.findall(answers[pid])}
+    if not owners:
+        return last
+    tasks, still = last.tasks.copy(), last.stand_still(again())
+    rows = last.waiting()
+    for row in rows[still[rows] & np.isin(tasks["pid"][rows], list(answers))].tolist():
+        pid, tid = int(tasks["pid"][row]), int(tasks["tid"][row])
+        if owner := owners.get((pid, _inner(pid, tid))):
+            tasks["holder_tid"][row] = _outer(pid, owner)
+            tasks["asked_ns"][row] = UNKNOWN_U64  # HotSpot looks again each second: that is no timeout
+    return replace(last, tasks=tasks)
 
 
 def _outer(pid: int, tid: int) -> int:

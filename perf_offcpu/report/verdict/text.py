@@ -119,14 +119,14 @@ def _rows(cause: Cause, whole: int, unit: Style) -> list[tuple[str, ...]]:
     """Return the cells of a cause's row and, unless one function has 90 % of it, of a row per place, without share."""
     words, sole = _thing(cause), len(cause.places) == 1 and 10 * cause.places[0].weight >= 9 * cause.weight
     if sole:
-        texts = _place(cause.places[0], words)[:3]
+        texts = _place(cause.places[0], words, cause.meaning)[:3]
         return [_row(cause.weight, whole, unit, *texts, _reason(cause))]
     where = f"{cause.functions} functions" if cause.functions > 1 else ""
     reason = "got {got:.1f} of {all}, wanted {wanted:.1f}".format(**cause.cpus) if cause.cpus else ""
     reason = reason or _reason(cause)
     rows = [_row(cause.weight, whole, unit, words, where, _threads(cause.threads), reason)]
     for place in cause.places:
-        rows.append(_row(place.weight, 0, unit, *_place(place, "")))
+        rows.append(_row(place.weight, 0, unit, *_place(place, "", cause.meaning)))
     return rows
 
 
@@ -136,8 +136,10 @@ def _thing(cause: Cause) -> str:
     return {"runqueue": "a CPU", "throttled": "CPU time (quota)"}.get(cause.wait_class, cause.wait_class)
 
 
-def _place(place: Place, words: str) -> tuple[str, str, str, str]:
+def _place(place: Place, words: str, meaning: str) -> tuple[str, str, str, str]:
     name = place.object or (place.mostly and f"mostly {place.mostly}")
+    if meaning and "condition " in name[: len("mostly condition ")]:  # of the runtime, which the rule is about
+        name = ""
     thing = f"{words}: {name}" if name and words else name or words
     return thing, place.function, _threads(place.threads), _reason(place)
 

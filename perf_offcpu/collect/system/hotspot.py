@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""List the methods that a JVM has interpreted, by HotSpot's tables for readers from outside (`gHotSpotVMStructs` and
-`gHotSpotVMTypes` in vmStructs.cpp). A frame of the interpreter holds the address of its `Method` object, which tells
-the method. Memory may hold anything: reads, loops and time are bounded.
+"""List the methods that a JVM has interpreted, and the owners of monitors for which threads wait, by HotSpot's tables
+for readers from outside (`gHotSpotVMStructs` and `gHotSpotVMTypes` in vmStructs.cpp). A frame of the interpreter holds
+the address of its `Method` object, which tells the method. Memory may hold anything: reads, loops and time are bounded.
 
 owner_child.py runs this file with the bare interpreter, so it imports nothing of this project."""
 
@@ -18,7 +18,7 @@ _PAGE, _MOST_PAGES, _MOST_NAME, _MOST_TEXT = 4096, 1 << 15, 1024, 4 << 20
 _SYMBOL, _DYNAMIC, _PHDR = struct.Struct("<IBBHQQ"), struct.Struct("<QQ"), struct.Struct("<IIQQQQQQ")
 _EHDR_PHOFF, _EHDR_PHNUM, _PT_DYNAMIC, _DT_STRTAB, _DT_SYMTAB = 32, 56, 2, 5, 6
 _FIELD, _TYPE = struct.Struct("<QQQi4xQQ"), struct.Struct("<QQiii4xQ")  # VMStructEntry and VMTypeEntry
-_POINTER = 8
+_POINTER, _ANONYMOUS_OWNER = 8, 1
 _TYPE_NAME = re.compile(r"(\[*)(?:L([^;]*);|([BCDFIJSZV]))")
 _SIMPLE = dict(zip("BCDFIJSZV", "byte char double float int long short boolean void".split(), strict=True))
 
@@ -110,6 +110,38 @@ class _Hotspot:
             if not counted or self.at(method, b"Method::_method_counters"):
                 yield b":method %x %x %s\n" % (method, size, self._name_of(method).encode("utf-8", "replace"))
 
+    def monitor_lines(self) -> Iterator[bytes]:
+        """Yield a line of `abi.counters.JIT_MAP` for each thread that waits to enter a monitor with a known owner. A
+        monitor has its owner as the thread, as its number, or as a place in its stack (`ObjectMonitor::_owner`), or not
+        yet: then the object is in the list of those that the owner has locked (`LockStack`)."""
+        threads = self._memory.number(self._static[b"ThreadsSMRSupport::_java_thread_list"])
+        number = min(self.at(threads, b"ThreadsList::_length", 4), _MOST_ROWS)
+        array = self._memory.read(self.at(threads, b"ThreadsList::_threads"), number * _POINTER)
+        system, own_id = b"JavaThread::_osthread", b"JavaThread::_monitor_owner_id"
+        system = system if system in self._offset else b"Thread::_osthread"
+        tids, stacks, monitors = dict[int, int](), list[tuple[int, int, int]](), list[tuple[int, int]]()
+        locked = dict[int, int]()  # object → tid
+        for (thread,) in struct.iter_unpack("<Q", array):
+            tid = self.at(self.at(thread, system), b"OSThread::_thread_id", 4)
+            tids[self.at(thread, own_id) if own_id in self._offset else thread] = tid
+            base = self.at(thread, b"JavaThread::_stack_base")
+            stacks.append((base - self.at(thread, b"JavaThread::_stack_size"), base, tid))
+            if monitor := self.at(thread, b"JavaThread::_current_pending_monitor"):
+                monitors.append((tid, monitor))
+            if b"JavaThread::_lock_stack" in self._offset:
+                stack = thread + self._offset[b"JavaThread::_lock_stack"]
+                first = stack + self._offset[b"LockStack::_base[0]"]
+                size = max(thread + self.at(stack, b"LockStack::_top", 4) - first, 0)
+                objects = struct.iter_unpack("<Q", self._memory.read(first, min(size & -_POINTER, _PAGE)))
+                locked |= {row[0]: tid for row in objects}
+        for tid, monitor in monitors:
+            owner = self.at(monitor, b"ObjectMonitor::_owner")
+            holder = tids.get(owner) or next((its for begin, end, its in stacks if begin <= owner < end), 0)
+            if owner == _ANONYMOUS_OWNER:
+                holder = locked.get(self._memory.number(self.at(monitor, b"ObjectMonitor::_object")), 0)
+            if holder:
+                yield b":monitor %d %d\n" % (tid, holder)
+
     def _name_of(self, method: int) -> str:
         """Return the name of a method as `Method::external_name` spells it: `void java.lang.Thread.sleep(long)`."""
         const = self.at(method, b"Method::_constMethod")
@@ -149,14 +181,17 @@ def _symbols(memory: _Memory, base: int, *names: bytes) -> list[int]:
     return list(found.values())
 
 
-def method_lines(fd: int, base: int) -> bytes:
-    """Return lines of `abi.counters.JIT_MAP` for the interpreted methods of a JVM: those found until the time is over,
-    or until memory says nothing sensible, at most 4 MB. `fd`: descriptor of /proc/PID/mem."""
+def lines_of(fd: int, base: int) -> bytes:
+    """Return lines of `abi.counters.JIT_MAP` for the monitors and the interpreted methods of a JVM: those found until
+    the time is over, or until memory says nothing sensible, at most 4 MB. `fd`: descriptor of /proc/PID/mem."""
     lines, left = list[bytes](), _MOST_TEXT
     with contextlib.suppress(OSError, OverflowError, KeyError, ValueError, struct.error):
         jvm = _Hotspot(_Memory(fd), base)
+        with contextlib.suppress(OSError, OverflowError, KeyError):
+            lines += jvm.monitor_lines()
+        before = len(lines)
         for counted in (True, False):  # with -Xint, no calls are counted
-            for line in () if lines else jvm.lines(counted=counted):
+            for line in () if len(lines) > before else jvm.lines(counted=counted):
                 if (left := left - len(line)) < 0:
                     break
                 lines.append(line)
