@@ -31,7 +31,8 @@ from perf_offcpu.structs import frozen
 from perf_offcpu.text import SYMBOL_SUFFIX, basename, frame_label, printable
 
 _NAME_LENGTH = 60
-_PARAMETERS = re.compile(r"(?<=[\w>])\(.*")
+_PARAMETERS = re.compile(r"(?<=[\w>])(?<!\{lambda)\(.*|(?<=\})::operator\(.*")
+_LAMBDA = re.compile(r"[\w:]+::\{lambda\([^{}]*\)#\d+\}")
 _JAVAS_RESULT = re.compile(r"^[\w.$\[\]]+ (?=[\w$+/]+(\.[\w$+/<>]+)+$)")  # `void` of `void Bank.transfer`
 
 
@@ -85,6 +86,8 @@ def _short(symbol: str, dso: str, call: str) -> str:
     if not symbol:
         file = frame_label("", dso) if dso and not is_jit_memory(dso) else ""
         return " of ".join(filter(None, (call, file)))
+    if symbol.startswith("std::") and (lambdas := _LAMBDA.findall(symbol)):  # compiled into what calls it
+        symbol = max(lambdas, key=lambdas.count)
     name = _JAVAS_RESULT.sub("", _PARAMETERS.sub("", SYMBOL_SUFFIX.sub("", printable(symbol))))
     return name if len(name) <= _NAME_LENGTH else f"{name[: _NAME_LENGTH - 3]}..."
 

@@ -14,7 +14,7 @@ from perf_offcpu.analysis.classes.network import LABELS, network_of
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.holders import Holders
-from perf_offcpu.model.columns import I64, U32, Bool
+from perf_offcpu.model.columns import I64, U32, Bool, distinct
 from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
@@ -91,8 +91,8 @@ _NAMED = [
     *(ObjectKind.FILE, ObjectKind.DIRECTORY, ObjectKind.CHARACTER, ObjectKind.BLOCK),
 ]
 """Kinds of objects whose names say more than the class and the function."""
-_CAUSES, _PLACES = 8, 2
-_PLACE_PERCENT = 25  # least share of its cause with which a function is named
+_CAUSES, _PLACES = 8, 3
+_PLACE_PERCENT = 12  # least share of its cause with which a function is named
 SOLE_PERCENT: Final = 90  # a function with this share of its cause is named alone
 
 
@@ -174,7 +174,9 @@ def largest_causes(profile: Profile, waits: Waits, causes: Causes, cells: Cells)
 
 def _cause(profile: Profile, waits: Waits, causes: Causes, cells: Cells) -> Cause:
     rule = waits.rules[cells.rule[0]] if cells.rule[0] >= 0 else None
-    total, (first, function_of) = int(cells.weight.sum()), group(cells.function)
+    is_call = np.array([name.endswith("()") or "() of [" in name for name in causes.names], np.bool_)
+    awaited = np.where(is_call[cells.function], cells.object, 0)  # without a function, the object tells the place
+    total, (first, function_of) = int(cells.weight.sum()), group(cells.function, awaited)
     sums = sum_by(function_of, cells.weight, len(first))
     largest = np.argsort(-sums, kind="stable")[:_PLACES].tolist()
     weights = sums.tolist()  # of Python: percentages of them need more than 63 bits
@@ -192,7 +194,7 @@ def _cause(profile: Profile, waits: Waits, causes: Causes, cells: Cells) -> Caus
         rule.meaning if rule else "",
         total,
         cells.threads(profile),
-        len(first),
+        len(distinct(cells.function)),
         places,
         _peers_of(profile, cells),
         _network(cells),
