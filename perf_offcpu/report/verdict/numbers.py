@@ -60,6 +60,7 @@ class BlockedThread:
     pid: int
     tid: int
     wait_class: str
+    meaning: str  # of the rule; "" for none
     object: str  # name of the object that it waits for; "" if that says no more than the class
     network: str  # why the peer has not answered; "" not known
     function: str
@@ -234,6 +235,7 @@ def _still_blocked(profile: Profile, waits: Waits, causes: Causes, kind: I64) ->
             pid=int(samples.pid[row]),
             tid=int(samples.tid[row]),
             wait_class=WaitClass(waits.wait_class[row]).label,
+            meaning=waits.rules[waits.rule[row]].meaning if waits.rule[row] >= 0 else "",
             object=printable(profile.strings[int(names[row])]),
             network=network[text_of[row]],
             function=causes.names[causes.function[row]],

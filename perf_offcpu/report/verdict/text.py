@@ -130,18 +130,26 @@ def _rows(cause: Cause, whole: int, unit: Style) -> list[tuple[str, ...]]:
     return rows
 
 
+def _short(meaning: str) -> str:
+    return printable(re.split(r"[:(]", meaning)[0].strip())
+
+
+def _with_object(words: str, name: str, meaning: str) -> str:
+    """Return `words: name`; without the name of a condition of a runtime, which the rule with this meaning is about."""
+    if meaning and "condition " in name[: len("mostly condition ")]:
+        return words
+    return f"{words}: {name}" if name and words else name or words
+
+
 def _thing(cause: Cause) -> str:
     if cause.meaning:
-        return printable(re.split(r"[:(]", cause.meaning)[0].strip())
+        return _short(cause.meaning)
     return {"runqueue": "a CPU", "throttled": "CPU time (quota)"}.get(cause.wait_class, cause.wait_class)
 
 
 def _place(place: Place, words: str, meaning: str) -> tuple[str, str, str, str]:
     name = place.object or (place.mostly and f"mostly {place.mostly}")
-    if meaning and "condition " in name[: len("mostly condition ")]:  # of the runtime, which the rule is about
-        name = ""
-    thing = f"{words}: {name}" if name and words else name or words
-    return thing, place.function, _threads(place.threads), _reason(place)
+    return _with_object(words, name, meaning), place.function, _threads(place.threads), _reason(place)
 
 
 def _reason(row: Cause | Place) -> str:
@@ -187,7 +195,7 @@ def _laid_out(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 def cause_words(wait_class: str, program: str, meaning: str) -> str:
     """Return `lock waits`, or the meaning by a rule of a program: `waits for a heavyweight lock (postgres)`."""
     if meaning:
-        return f"waits for {printable(re.split(r'[:(]', meaning)[0].strip())} ({printable(program)})"
+        return f"waits for {_short(meaning)} ({printable(program)})"
     return "waits for a CPU" if wait_class == "runqueue" else f"{wait_class} waits"
 
 
@@ -215,7 +223,8 @@ def _blocked(verdict: Verdict) -> str:
 def _blocked_thread(thread: BlockedThread) -> str:
     where = f" in {thread.function}" if thread.function else ""
     longer = " or longer" if thread.began_before else ""
-    cause = f"{thread.wait_class}: {thread.object}" if thread.object else thread.wait_class
+    words = _short(thread.meaning) if thread.meaning else thread.wait_class
+    cause = _with_object(words, thread.object, thread.meaning)
     cause += f"; {thread.network}" if thread.network else ""
     return f"{thread.comm} {thread.tid}{where} ({cause}) for {time_text(thread.weight)}{longer}"
 
