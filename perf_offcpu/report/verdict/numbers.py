@@ -97,6 +97,7 @@ class Verdict:
     still_blocked: int  # number of threads
     longest_blocked: list[BlockedThread]  # the longest first, waits for work and for a thread's or child's end last
     processes: str  # the recorded command, if it is found; else the processes: "postgres 5173 and 8 more"
+    greenlets: bool  # loops of gevent or trio, whose greenlets and tasks are not read
     virtual_threads: bool  # a JVM has some, and those that are parked are not recorded
     goroutines: bool  # Go's scheduler waited, and goroutines, which wait without a thread, were not read
     loss: Loss | None
@@ -171,6 +172,7 @@ def verdict_of(
         still_blocked=still_blocked,
         longest_blocked=longest,
         processes=_processes(profile, budget),
+        greenlets="gevent, trio" in programs,
         virtual_threads="virtual threads of the JVM" in programs,
         goroutines="Go" in programs
         and not any(task.name == GOROUTINES for loop in profile.loops for task in loop.tasks),

@@ -211,14 +211,17 @@ def test_waits_that_end_elsewhere_do_not_count() -> None:
     ]
 
 
-def test_parked_virtual_threads_are_said_to_be_missing() -> None:
+def test_what_waits_without_a_thread_is_said_to_be_missing() -> None:
     builder, park = ProfileBuilder(), "void jdk.internal.misc.Unsafe.park(boolean, long)"
     builder.sample("VirtualThread-u", ["Interpreter", park, "Unsafe_Park", *FUTEX], 60 * MS, tid=1, state=1)
+    loop = ["run (_run.py)", "EpollIOManager.get_events (_io_epoll.py)", kernel("ep_poll")]
+    builder.sample("trio", loop, 60 * MS, tid=3, state=1)
     builder.sample("prog", ["main.store", kernel("ext4_sync_file")], 20 * MS, tid=2, state=2)
     words = shown(builder)
     assert "100 % 20.000 ms disk main.store prog" in words and any(
-        line.startswith("Idle besides: 1 thread") for line in words
+        line.startswith("Idle besides: 2 threads") for line in words
     )
+    assert "Greenlets of gevent and tasks of trio that wait are no threads, and are not read." in words
     assert "Java's virtual threads that wait are no threads: jcmd PID Thread.dump_to_file FILE shows them." in words
 
 
