@@ -186,7 +186,7 @@ def test_waits_in_one_place_share_a_copy_and_each_has_its_own_caller(callers: Pa
         run("inject", "-i", path, "-o", injected, *keep)
         assert singles_by_function(injected) == expected
         blocks = blocks_of_perf(injected, "in_turn")
-        assert Counter(name for block in blocks for name in FUNCTIONS if name in block) == expected
+        assert Counter(name for block in blocks for name in FUNCTIONS if name in block) == expected, keep
 
 
 def test_pointers_that_change_make_no_new_copy(tmp_path: Path) -> None:
