@@ -21,27 +21,30 @@ _ROOM = (0, 0, 20, 19, 12, 24)  # widths of columns; while a table is too wide, 
 _COMMS = 2
 _SHARE = "\N{NO-BREAK SPACE}%"
 _TITLES = ("Share", "Time", "Waits for", "In", "Threads", "Because of")
-_ELSEWHERE = 3
+_ELSEWHERE, _MOST_ROWS = 3, 12
 _COMMAND = 40
 
 
 def lines_of(verdict: Verdict, meta: Meta) -> list[str]:
     """Return the lines of the verdict, of at most 98 columns but for the last, which is a command."""
     unit = Style(unit=_unit(verdict.weight))
-    rows = [row for cause in verdict.causes for row in _rows(cause, verdict.weight, unit)]
+    rows, room = list[tuple[str, ...]](), max(_MOST_ROWS - len(verdict.causes), 0)
+    for cause in verdict.causes:
+        first, *places = _rows(cause, verdict.weight, unit)
+        rows += [first, *places[:room]]
+        room -= len(places[:room])
     others, unrecorded = verdict.others, verdict.unrecorded
     if 100 * unrecorded >= verdict.weight > 0:
         rows.append(_row(unrecorded, verdict.weight, unit, "waits not recorded"))
         others -= unrecorded
     if others:
         rows.append(_row(others, verdict.weight, unit, "others"))
+    table = [*(_laid_out(rows) if rows else []), *_elsewhere(verdict, unit)]
     loss = _loss(verdict.loss) if verdict.loss else "Lost: nothing."
     return [
         cut(_recording(verdict, meta), WIDTH),
         *_whole(verdict),
-        "",
-        *(_laid_out(rows) if rows else []),
-        *_elsewhere(verdict, unit),
+        *(["", *table] if table else []),
         "",
         *wrapped([*_without_thread(verdict), _blocked(verdict), loss], WIDTH),
         f"Next: {verdict.command}",

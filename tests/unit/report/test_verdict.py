@@ -128,7 +128,7 @@ def test_only_idle_threads() -> None:
     builder = ProfileBuilder().sample("postgres", COMMAND, 3 * MS, state=1)
     assert shown(builder) == [
         "Idle besides: 1 thread that only waited for work, 3.000 ms",
-        *("", "", "Still blocked at the end: none.", "Lost: nothing."),
+        *("", "Still blocked at the end: none.", "Lost: nothing."),
         "Next: perf-offcpu report --sort comm,class",
     ]
     selected = "100 % 3.000 ms the next command of a client ReadCommand postgres"
