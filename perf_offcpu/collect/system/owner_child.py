@@ -57,16 +57,19 @@ def _main(pid: int) -> None:
         resource.setrlimit(limited, (limit, limit))
     if ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         sys.exit("rights cannot be given up")
+    written = 0
     try:
-        output = _code_of_jvm(pid)
+        for part in _code_of_jvm(pid):
+            written += os.write(1, part)
     except OSError as problem:
-        output = f"!{problem.strerror or 'it did not answer in time'}".encode()
-    os.write(1, output)
+        if not written:
+            os.write(1, f"!{problem.strerror or 'it did not answer in time'}".encode())
 
 
-def _code_of_jvm(pid: int) -> bytes:
-    """Return the perf map of a JVM, and lines on frames. The process may be hostile: its /tmp is entered without links,
-    files there are its own, and its answer is bounded in size and time. OSError: it was not asked, or gave none."""
+def _code_of_jvm(pid: int) -> Iterator[bytes]:
+    """Yield the perf map of a JVM with lines on frames, then those of hotspot.py, for which time may be too short. The
+    process may be hostile: its /tmp is entered without links, files there are its own, and its answer is bounded in
+    size and time. OSError: it was not asked, or gave none."""
     until_s = time.monotonic() + _JVM_S
     process = os.pidfd_open(pid)  # from here on the pid cannot become another process's unnoticed
     status = _status(pid)
@@ -100,10 +103,11 @@ def _code_of_jvm(pid: int) -> bytes:
             raise PermissionError(errno.EPERM, "it has no command Compiler.perfmap (JDK 17), or was too slow")
         text = open_map()
     if os.uname().machine != "x86_64":
-        return text
+        yield text
+        return
+    yield text + b"".join(_frames(memory, text))
     beside = runpy.run_path(os.path.join(os.path.dirname(__file__), "hotspot.py"))
-    lines: bytes = beside["lines_of"](memory, libraries[b"libjvm.so"])
-    return text + b"".join(_frames(memory, text)) + lines
+    yield beside["lines_of"](memory, libraries[b"libjvm.so"])
 
 
 def _has_ended(process: int, time_s: float = 0) -> bool:
