@@ -130,7 +130,7 @@ def lost(recording: Recording, *, of_others: bool = False) -> set[LossCause]:
     if of_others:
         left_out |= {losses.OBJECTS_CLOSED, losses.OBJECTS_UNREADABLE, losses.OBJECTS_COMPAT}
         left_out |= {losses.EVENTS_TAKEN, losses.OBJECTS_UNNAMED, losses.WAITERS_UNREAD}
-        left_out |= {losses.PYTHON_UNKNOWN, losses.PYTHON_UNREADABLE}
+        left_out |= {losses.PYTHON_UNKNOWN, losses.PYTHON_UNREADABLE, losses.JVM_UNASKED}
     return set(recording.losses) - left_out
 
 
