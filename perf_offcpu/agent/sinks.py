@@ -155,7 +155,7 @@ class LeaseKeeper(Worker):
             raise refusal
 
     def _first_answer(self) -> UsageError | None:
-        """Wait for the store; return the refusal if there is one by then."""
+        """Wait up to _PATIENCE_S for the store; return a refusal, if any."""
         self._answered.wait(_PATIENCE_S)
         with self._lock:
             self._is_started = self._refusal is None

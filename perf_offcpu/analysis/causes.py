@@ -93,8 +93,8 @@ def _short(symbol: str, dso: str, call: str) -> str:
 
 
 def _of_rules(profile: Profile, waits: Waits, leaf: I64, rule: I64) -> tuple[I64, I64]:
-    """Find in each stack the outermost frame that its rule (`rule`: index in `waits.rules`, -1 none) names. Return
-    (node, start): int64[n], rows in stacks. node: -1 if none; start: parent of node, else the leaf (to search on)."""
+    """Find the outermost frame that a rule names in each stack. `rule`: int64[n], index in `waits.rules`, -1 none.
+    Return (its node, where to search on: its parent), int64[n], rows in stacks; (-1, leaf) for stacks without it."""
     node, start = np.full(len(leaf), -1, np.int64), leaf.copy()
     frames, strings = profile.frames, profile.strings
     for number in distinct(rule[rule >= 0]).tolist():

@@ -21,7 +21,7 @@ class LineTable:
 
 
 def _lines(table: bytes, first_line: int) -> Iterator[tuple[int, int]]:
-    """Yield (index of the instruction after a range, its line or 0) of a table of 3.11 or newer, up to its cut."""
+    """Yield (index of the instruction after a range, its line or 0) of a table of 3.11 on that may be cut off."""
     entries, end, line = iter(table), 0, first_line
     for head in entries:
         kind = head >> 3 & 15

@@ -129,7 +129,7 @@ def cascade_of(profile: Profile, timeline: Timeline, chosen: Bool | None = None)
 
 @mutable
 class _Parts:
-    """Spans of time as columns, in a wait or of a track, each with the number of waits whose weight it carries."""
+    """Holds time spans, all of waits or all of tracks, each with the number of waits whose weight it carries."""
 
     at: I64  # row in the waits; or a track
     begin: I64  # index into `_Steps.times`

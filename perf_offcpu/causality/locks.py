@@ -81,7 +81,7 @@ def deadlocks_of(profile: Profile, waits: Waits, holders: Holders) -> list[list[
 
 
 def _ended_circles(samples: ProfileSamples, holders: Holders, begin: I64, end: I64) -> list[list[int]]:
-    """Return circles, as rows of samples, that stood when a timer ended a wait in them: at most one per set of tids."""
+    """Return circles of lock waits that a timeout broke, each as rows of samples; at most one per set of tids."""
     has_holder = (holders.held >= 0) & ~samples.has(SampleFlag.STILL_BLOCKED | SUM_FLAGS)
     timed_out = has_holder & samples.has(SampleFlag.WAKER_INTERRUPT)
     circles: dict[frozenset[int], list[int]] = {}

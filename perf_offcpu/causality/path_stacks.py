@@ -42,7 +42,7 @@ class Chains:
 
 
 def chains_of(profile: Profile, path: CriticalPath) -> Chains:
-    """Return the hops of a path merged to chains; parents come before their children."""
+    """Merge hops with equal stacks and wakers into chains; parents precede children."""
     hops = path.hops
     names, comm_of = path.comms()
     stack, comm = profile.samples.stack[hops.wait].astype(np.int64), comm_of[hops.waker]

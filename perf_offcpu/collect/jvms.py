@@ -63,14 +63,14 @@ class Jvms(MappingFollower):
             self._unasked += plan is not None and plan[1] == _FIRST_S
 
     def step(self) -> None:
-        """Ask in the background what is due."""
+        """Ask JVMs that are due for their perf maps, in the background."""
         now = time.monotonic()
         due = [pid for pid, (when, _) in self._due.items() if when <= now]
         if due and (self._asking is None or self._asking.done()):
             self._asking = in_background(lambda: self._ask(due))
 
     def ask_all(self) -> None:
-        """Ask all, once more, within some seconds."""
+        """Ask all JVMs once more for their perf maps, within some seconds."""
         if self._asking is not None:
             self._asking.wait()
         self._ask(list(self._due))

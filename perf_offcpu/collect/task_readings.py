@@ -123,7 +123,7 @@ class TaskReadings:
         self._credit_s, self._round_ns = self._credit_s - cost_s - time.thread_time() + begin_s, begin_ns
 
     def _work(self, item: tuple[int, Any]) -> tuple[Any, Any, float]:
-        """Return what the reader does for (pid, known program), and CPU time, s; called in the helper."""
+        """Read (pid, known program) in the helper process; return (program, reading, CPU time in s)."""
         begin_s = time.process_time()
         try:
             answer = self._reader.read(*item)

@@ -78,7 +78,7 @@ class Workload:
         return self.status
 
     def end(self, grace_s: float = 0) -> int:
-        """Terminate a command that still runs, as perf does; return `status`. `grace_s`: to end by itself first."""
+        """Send SIGTERM, as perf does, to a command that has not ended in `grace_s`; wait; return `status`."""
         if self.status is None:
             select.select([self.pidfd], [], [], grace_s)
             signal.pidfd_send_signal(self.pidfd, signal.SIGTERM)  # to a zombie: no effect, no error

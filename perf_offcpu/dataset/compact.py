@@ -289,9 +289,9 @@ class Upkeep:
     def after(
         self, dataset: Dataset, host: tuple[str, str], begin_ns: int, now_ns: int
     ) -> tuple[Compacted, Expired] | None:
-        """Do what is due after a segment of `host` (host_id, boot_id) that begins at `begin_ns` was written; return
-        what was done, None if nothing was due. Times are ns since 1970, UTC. Raise PerfOffcpuError or OSError if it
-        cannot be done; then it is due after the next segment."""
+        """Merge and expire files after a segment of `host` (host_id, boot_id) that begins at `begin_ns` was written;
+        return the counts, None if no new hour began. Times are ns since 1970, UTC. Raise PerfOffcpuError
+        or OSError on failure; the next segment retries."""
         hour = begin_ns // HOUR_NS
         if hour <= self.hour:
             return None

@@ -159,7 +159,7 @@ class Dataset:
         return [file for file in files if file not in held]
 
     def held(self, folder: str, files: Iterable[str], names: list[str]) -> set[str]:
-        """Return the names of the files whose rows are in a compacted one of `files`. `names`: all in the folder."""
+        """Return the names of files that were merged into compacted files of `files`. `names`: all in the folder."""
         compacted = filter(COMPACTED.fullmatch, files)
         return {name for file in compacted for name in self.held_by(folder, file, names)}
 

@@ -126,8 +126,8 @@ class Payload:
         return tail
 
     def _extension(self, size: NDArray[Any]) -> dict[str, NDArray[Any]]:
-        """Return the fields of the extensions by name; a field that a payload lacks is `unknown`. A fixed part that
-        does not fit into its sample is damaged: nothing of it is believed."""
+        """Return field name → column of the extensions; a field that a payload lacks has its `Field.unknown` value, as
+        have all fields of another version, or if the fixed part does not fit."""
         readable = self.ours & ~self.is_other_version & (self.extension_at + size <= self.end)
         size_read = np.where(readable, np.minimum(size, np.uint16(abi.EXTENSION_SIZE)), np.uint16(0))
         fields: dict[str, NDArray[Any]] = {

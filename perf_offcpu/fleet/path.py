@@ -115,7 +115,7 @@ class _Part(NamedTuple):
 
 
 class _Follower:
-    """Follows windows from peer to peer, and sums what was done in them."""
+    """Follows waits (`Window`) from peer to peer; sums time by `Step`."""
 
     def __init__(self, selected: Selected) -> None:
         self._tables, self._names = selected.tables, host_names(selected)

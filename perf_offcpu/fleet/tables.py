@@ -108,7 +108,7 @@ def _plain(type_: Any) -> str:
 
 
 def open_tables(path: str, engine: Engine) -> Tables:
-    """Return the tables of a dataset, or of a database, where the path has no meaning; or raise PerfOffcpuError."""
+    """Open the tables of the dataset `path`, or of a database by their names alone; raise PerfOffcpuError."""
     from perf_offcpu.dataset.dataset import open_dataset
     from perf_offcpu.dataset.parquet import check_version
 

@@ -317,7 +317,7 @@ def _length_columns(rows: Sequence[Change], style: Style) -> Iterator[Column]:
 
 
 def _each(lengths: Lengths, style: Style) -> str:
-    """Return the lengths of waits in words: mean and 99th percentile, before and after."""
+    """Return changes of waits in words: mean and p99 (before → after), number of waits."""
     tail = f", p99 {_both(lengths.p99_ns, style)} {style.unit}" if lengths.p99_ns else ""
     number = f"{_ratio_text(lengths.waits)} waits"
     mean = f"{_both(lengths.mean_ns, style)} {style.unit} a wait, {_ratio_text(lengths.mean_ns)}, p {lengths.p:.4f}"

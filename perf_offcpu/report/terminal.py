@@ -213,7 +213,7 @@ def objects(summary: Summary, style: Style) -> Iterator[str]:
 
 
 def event_loops(summary: Summary, style: Style) -> Iterator[str]:
-    """Yield the table of the tasks of event loops at the end."""
+    """Yield the table of event-loop tasks at the recording's end."""
     rows = [(f"{row.comm} {row.loop.tid}", group) for row in summary.loops for group in row.groups]
     if not rows:
         return

@@ -112,7 +112,7 @@ class FlameView(ScrollView, can_focus=True):
             self._choose(next(box for box in self._lines[len(self._path) - 1] if box.path == self._path[:-1]))
 
     def action_below(self) -> None:
-        """Choose the widest function that is called."""
+        """Choose the widest callee of the box."""
         depth = len(self._path) + 1
         line = self._lines[depth] if depth < len(self._lines) else []
         callees = [box for box in line if box.path[:-1] == self._path]

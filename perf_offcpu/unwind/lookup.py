@@ -85,7 +85,7 @@ class Rules:
 
     @classmethod
     def kept(cls, registers: Registers, cache: DiskCache | None) -> Self:
-        """Return the rules that the process keeps with a cache; new ones without a cache, and where they are many."""
+        """Return the rules in memory of `cache`, emptied if there are over _MOST_KEPT; new rules without a cache."""
         if cache is None:
             return cls(registers)
         rules: Self = cache.in_memory(f"rules {registers.count}", lambda: cls(registers))

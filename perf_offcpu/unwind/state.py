@@ -99,8 +99,8 @@ class WalkState:
         return is_known
 
     def register(self, lanes: I64, number: int) -> Value:
-        """Return register `number` of the current frames; note `lanes` in `lost` if it is not followed. Raises
-        IndexError."""
+        """Return register `number` of the current frames; mark `lanes` in `lost` if it is not followed. Raises
+        IndexError: no such register."""
         if number == self.registers.pc:
             return Value(self.pc[lanes], np.ones(len(lanes), np.bool_))
         if number >= len(self.values):

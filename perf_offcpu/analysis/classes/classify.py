@@ -147,7 +147,7 @@ class _Judge:
         return self._without_kernel(evidence, number, syscall, state, by_object)
 
     def work(self, evidence: Evidence, wait_class: WaitClass, syscall: str, state: str, thing: int, facts: int) -> str:
-        """Return the source of the next piece of work, in words; "" for waits that are not for work."""
+        """Return the work that an idle thread waits for (`the next connection`); "" for other waits."""
         if syscall in _POLLS and wait_class in (WaitClass.NETWORK, WaitClass.PIPE):
             busy = answers(thing) if syscall in _EPOLLS else is_connected(thing)
             return "" if busy else "the next event of a descriptor"
@@ -188,9 +188,9 @@ _ANYWHERE = (WaitClass.RUNQUEUE, WaitClass.THROTTLED, WaitClass.STOPPED)
 
 
 def like_single_waits(profile: Profile, wait_class: U8, purpose: I32, undecided: Bool) -> tuple[U8, I32]:
-    """Return class and purpose of each sample: sums of class OTHER or POLL get those of similar single waits; sums of
-    class LOCK may get another purpose, or CHILD, because only single waits tell who ended them. `wait_class`,
-    `purpose`: those of each sample so far. `undecided`: bool[samples], True where no rule of a program has decided."""
+    """Return class and purpose of each sample. Sums of class OTHER or POLL get those of most single waits of the same
+    pid, system call and innermost user frame; sums of class LOCK do if these are LOCK or CHILD. `wait_class`,
+    `purpose`: before this change. `undecided`: bool[samples], True where no rule of a program decided the class."""
     samples = profile.samples
     is_wait, is_sum = profile.is_offcpu(), samples.has(SUM_FLAGS)
     is_comparable = is_wait & (samples.syscall >= 0) & (samples.stack >= 0)

@@ -108,7 +108,7 @@ class Before(NamedTuple):
 
 
 def network_of(profile: Profile, waits: Waits) -> Network:
-    """Return the causes of the waits of a profile, a row a sample."""
+    """Return the causes of TCP and UDP waits; one row per sample."""
     samples, network = profile.samples, Network.unknown(len(profile.samples))
     tcp, udp = np.flatnonzero(samples.tcp_state), _of_udp(profile)
     for of_protocol, causes in ((tcp, _tcp), (udp, _udp)):
@@ -131,7 +131,7 @@ def _operations(waits: Waits) -> U8:
 
 
 def before(samples: SampleColumns, connection: I32) -> Before:
-    """Return what has changed since the previous sample of each connection. `samples`: in the order of time;
+    """Return the growth of TCP totals since each connection's last sample. `samples`: in the order of time;
     `connection`: int32[n], equal for samples of one connection; -1 not known."""
     order = np.argsort(connection, kind="stable")
     again = (connection[order][1:] == connection[order][:-1]) & (connection[order][1:] >= 0)

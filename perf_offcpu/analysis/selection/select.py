@@ -182,8 +182,8 @@ def _with_idle_noted(profile: Profile, idle: Bool) -> Profile:
 
 
 def _of_waits(profile: Profile, selection: Selection) -> tuple[Bool, Bool]:
-    """Return bool[samples] twice: True for waits that match the criteria on waits, and for samples that are no waits,
-    both as `idle` says; True for samples of idle threads, not told apart if all are shown."""
+    """Return (chosen, idle), bool[samples]. chosen: waits that match the criteria on waits, and other samples, of
+    threads that `selection.idle` admits. idle: samples of idle threads, none if all are shown."""
     samples = profile.samples
     rows, idle = np.ones(len(samples), np.bool_), np.zeros(len(samples), np.bool_)
     if selection.states:

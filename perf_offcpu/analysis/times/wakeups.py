@@ -99,7 +99,7 @@ def mark_lengths(timeline: Timeline, queued_ns: I64, track: I64, at_ns: I64) -> 
 
 
 def _with_short_gaps(times: I64) -> I64:
-    """Return n times in the same order, whose differences are the same up to _MARK_NS; longer ones are cut."""
+    """Return `times` from 0 on, with gaps between adjacent times cut to at most _MARK_NS + 1 ns."""
     ascending = distinct(times)
     gaps = np.minimum(np.diff(ascending), _MARK_NS + 1)
     return np.append(0, np.cumsum(gaps))[np.searchsorted(ascending, times)]

@@ -140,7 +140,7 @@ class LoopReader(TaskReader):
         return tuple(tables) if tables and loops else None, loops
 
     def add(self, pid: int, times: tuple[int, int], reading: list[_Tasks]) -> None:
-        """Keep the tasks of the loops of a process."""
+        """Keep the tasks of the event loops of a process for `take`. `times`: previous and this reading, ns."""
         for tid, tasks in reading:
             has_room = sum(len(payload) for payload, _ in self._readings) < _MOST_KEPT
             payloads = task_payloads((pid, tid), (0, times[1], times[1] - times[0]), tasks if has_room else [])

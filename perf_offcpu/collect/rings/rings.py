@@ -162,7 +162,7 @@ class Rings:
         return True
 
     def renew(self, cpu: int, sink: Sink) -> int:
-        """Map a ring for a CPU that came online, in place of its former one; return the owner's descriptor. Raises
+        """Map a ring for a CPU that came online; drain a former one to `sink`; return the event's descriptor. Raises
         OSError: the event cannot be opened, or its ring not be mapped."""
         fd = self.owner.reopen(cpu)
         ring = Ring(fd, self.data_bytes)

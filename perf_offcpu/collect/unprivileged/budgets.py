@@ -22,7 +22,7 @@ _MODE_OF_STATE: Final = {0x1: "interruptible", 0x2: "uninterruptible", 0x4: "sto
 
 
 class Budgets:
-    """Add up the time of threads by what they did. `tasks`: thread → process, of the threads that exist already."""
+    """Sum the time of threads by state (running, preempted, …). `tasks`: tid → pid of the threads at the start."""
 
     def __init__(self, tasks: dict[int, int]) -> None:
         header: SharedHeader = read_header(bpf_dir() / "off_cpu.h")

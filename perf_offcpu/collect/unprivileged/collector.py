@@ -41,7 +41,7 @@ _SETTLE_NS: Final = 1_000_000  # time after which the kernel has written a recor
 
 
 class UserCollector(Closing):
-    """Record the waits of own threads. Raises CapabilityError, RecordingError: the kernel refuses the events.
+    """Record waits of the user's threads. Raises CapabilityError, RecordingError: the kernel refuses the events.
     `command_pid`: the process that will exec the command, if the command is the target; else 0. Attributes: as those of
     `collector.Collector`."""
 

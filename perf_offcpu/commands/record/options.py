@@ -141,7 +141,7 @@ def setuid_program(name: str) -> str:
 
 
 def _needs_bpf(options: RecordOptions) -> str:
-    """Return the first thing in the options that an ordinary user cannot record; "" for none."""
+    """Return the first option that needs BPF, and so a privileged user; "" for none."""
     target = options.target
     needs = {
         "a recording of the whole system": target.is_system,

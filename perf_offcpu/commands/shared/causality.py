@@ -65,7 +65,7 @@ def cascade_from_args(args: argparse.Namespace) -> tuple[Profile, Timeline, Casc
 
 
 def serial_from_args(args: argparse.Namespace, stacks: int) -> SerialReport:
-    """Read all threads; report when few threads of --comm, --pid and --tid ran within --time, with `stacks` stacks.
+    """Read all threads; report times in --time when few threads of --comm, --pid, --tid ran, with `stacks` stacks.
     Raise UsageError if there is no such thread, or an option selects samples, which would leave gaps in runs."""
     import numpy as np
 

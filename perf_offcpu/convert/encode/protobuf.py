@@ -113,8 +113,8 @@ class Rows:
         return text[used].tobytes()
 
     def _leading(self) -> tuple[int, int]:
-        """Return the number of leading parts that have the first word of each string, and the length from which on a
-        string has room for all that is written until then."""
+        """Return (k, reach): the first k parts have at least _WORD bytes in each string; words written for them end by
+        byte `reach`, sys.maxsize if k is all parts."""
         least = most = reach = 0
         for index, part in enumerate(self.parts):
             if least >= _WORD:

@@ -148,7 +148,7 @@ def _pauses(meta: Meta, timeline: Timeline) -> list[list[list[float | None]]]:
 
 
 def _keys(profile: Profile, waits: Waits) -> tuple[list[dict[str, Any]], dict[str, I64]]:
-    """Return (keys with title and labels, in order; "key.NAME" → int64[samples], index of a sample's label in them)."""
+    """Return (keys with title and labels, in order; "key.NAME" → int64[samples], index into the labels of this key)."""
     keys, ranks = [], {}
     for key, title in _KEYS.items():
         column, label = column_of(key, profile, waits)

@@ -84,7 +84,7 @@ def find_waits(switches: Switches, tasks: Tasks, last_ns: int, counters: Losses)
 
 
 class _Outcome(enum.IntEnum):
-    """Says what an edge is: the begin of a wait, or an out or in that makes no wait, and why."""
+    """Classifies a switch-out or switch-in: it begins a wait, or the reason why it does not."""
 
     NOTHING = 0  # it begins no wait, or it ends a wait, which the edge at the wait's begin stands for
     WAIT = 1  # an out; the next edge ends the wait

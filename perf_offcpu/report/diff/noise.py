@@ -77,8 +77,8 @@ def variance_by_length(
     stack_period_ns: int = 0,
     whole_ns: float = math.inf,
 ) -> tuple[F64, F64]:
-    """Return (variance, doubtful) of the weight of each group, float64[groups], by number and lengths of waits. To the
-    variance of a change, add how much `doubtful` differs between the recordings. `threshold_ns`: no wait in a sum is
+    """Return (variance, doubtful) of the weight of each group, float64[groups], by number and lengths of waits.
+    Variance of a change: sum of both variances + |difference of both `doubtful`|. `threshold_ns`: no wait in a sum is
     longer; -1 not known. `stack_period_ns`: of the stacks in sums (`Sampling`). `whole_ns`: recorded time, the longest
     that a thread can wait; infinite if the load is not steady."""
     first, cell = group(group_of, samples.pid, samples.tid)

@@ -32,9 +32,9 @@ _ADDRESS = re.compile(r"(?<=0x)[0-9a-f]+")
 
 
 def facts_by_enders(recording: Recording, entry: I64, row: I64, objects: Objects, strings: Strings) -> U16:
-    """Return uint16[objects]: ObjectFact, from the threads that ended the waits; 0 for other kinds. `entry`:
-    int64[samples], the object of each sample; -1 for none. `row`: int64[objects], the object in the recording; -1 for
-    none. `strings`: those of the objects' names."""
+    """Return uint16[objects]: ObjectFact of futexes and semaphores, by the threads that ended the waits; else 0.
+    `entry`: int64[samples], row in `objects`; -1 none. `row`: int64[objects], row in `recording.objects`; -1 none.
+    `strings`: those of the objects' names."""
     samples, is_lock = recording.samples, np.isin(objects.kind, _KINDS)
     rows = np.flatnonzero((entry >= 0) & np.append(is_lock, False)[entry] & ~samples.has(SUM_FLAGS))
     entry = entry[rows]

@@ -179,7 +179,7 @@ _SCHEDULER = re.compile(rb"_*(io_|preempt_)?schedule(_|$)|_*wait_for_|_*wait_on_
 
 
 def _code(symbols: bytes) -> dict[str, Sequence[int]]:
-    """Return `KernelFacts.code`, without code that this kernel lacks. `symbols`: text of /proc/kallsyms."""
+    """Return `KernelFacts.code`: name → (offset, size), bytes. `symbols`: text of /proc/kallsyms."""
     text = symbol_address(symbols, b"_text")
     if not text:
         return {}
