@@ -163,8 +163,7 @@ JIT_MAP = Layout(
 """Payload with functions that a JVM has compiled. A line `:frame`, of hexadecimal numbers, tells the size of a frame:
 bytes from the stack pointer to above the return address, below which the caller's frame pointer is. It holds from BEGIN
 on, in bytes after START: `:frame START SIZE BEGIN`. A line `:method ADDRESS SIZE NAME` tells an interpreted method, by
-the place of its object, whose address the frames of the interpreter have. A line `:monitor TID OWNER` is
-for the recorder: a thread that waits for a monitor and the thread that owns it, in the namespace of the process."""
+the place of its object, whose address the frames of the interpreter have."""
 
 
 def payload_layout(payload: bytes, order: Order) -> Layout:

@@ -15,6 +15,7 @@ Libraries and runtimes are known by file (libc, libstdc++, interpreters, the JVM
 `analysis.classes.wait_classes`, and those of interpreters.toml."""
 
 import re
+from collections import Counter
 
 import numpy as np
 
@@ -32,8 +33,8 @@ from perf_offcpu.text import SYMBOL_SUFFIX, basename, frame_label, printable
 
 _NAME_LENGTH = 60
 _PARAMETERS = re.compile(r"(?<=[\w>])(?<!\{lambda)\(.*|(?<=\})::operator\(.*")
-_LAMBDA = re.compile(r"[\w:]+::\{lambda\([^{}]*\)#\d+\}")
-_JAVAS_RESULT = re.compile(r"^[\w.$\[\]]+ (?=[\w$+/]+(\.[\w$+/<>]+)+$)")  # `void` of `void Bank.transfer`
+_LAMBDA = re.compile(r"(?<![\w:])[\w:]+(?:<[^<>(){}]*>::\w+)?(?:\([^(){}]*\))?(?: const)?::\{lambda\([^{}]*\)#\d+\}")
+_JAVAS_RESULT = re.compile(r"^[\w.$\[\]]+ (?=[\w$+/-]+(\.[\w$+/<>-]+)+$)")  # `void` of `void Bank.transfer`
 
 
 @frozen
@@ -87,7 +88,7 @@ def _short(symbol: str, dso: str, call: str) -> str:
         file = frame_label("", dso) if dso and not is_jit_memory(dso) else ""
         return " of ".join(filter(None, (call, file)))
     if symbol.startswith("std::") and (lambdas := _LAMBDA.findall(symbol)):  # compiled into what calls it
-        symbol = max(lambdas, key=lambdas.count)
+        symbol = Counter(lambdas).most_common(1)[0][0]
     name = _JAVAS_RESULT.sub("", _PARAMETERS.sub("", SYMBOL_SUFFIX.sub("", printable(symbol))))
     return name if len(name) <= _NAME_LENGTH else f"{name[: _NAME_LENGTH - 3]}..."
 

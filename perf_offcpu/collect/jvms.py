@@ -8,7 +8,7 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Final
 
@@ -16,6 +16,7 @@ from perf_offcpu import losses
 from perf_offcpu.collect.python.processes import MappingFollower, ended_process, pid_of
 from perf_offcpu.collect.system.as_owner import ask_as_owner
 from perf_offcpu.collect.system.background import Future, in_background
+from perf_offcpu.collect.system.hotspot import owners_of
 from perf_offcpu.losses import Losses
 from perf_offcpu.text import printable
 
@@ -24,6 +25,7 @@ _MOST_JVMS: Final = 256
 _AT_ONCE: Final = 16
 _MOST_S: Final = 3.0  # time of _AT_ONCE together; one takes some 0.1 s
 _MOST_ALL_S: Final = 10.0
+_MONITORS_S: Final = 0.5
 _MOST_KEPT: Final = 64 << 20  # bytes of all maps
 _LONGEST_TEXT: Final = 200
 
@@ -81,6 +83,13 @@ class Jvms(MappingFollower):
             )
             self._unasked = 0
 
+    def monitor_owners(self, pids: set[int]) -> dict[int, dict[int, int]]:
+        """Return pid → (tid → owner of the monitor that the thread waits for, ids of the namespace of the process) of
+        JVMs among `pids` that can be read in time."""
+        read = {pid: in_background(partial(owners_of, pid)) for pid in by_turns(pids & self._due.keys())[:_AT_ONCE]}
+        until_s = time.monotonic() + _MONITORS_S
+        return {pid: owners.result() for pid, owners in read.items() if owners.wait(max(until_s - time.monotonic(), 0))}
+
     def _ask(self, pids: list[int]) -> None:
         now = time.monotonic()
         for pid, plan in ((pid, self._due.get(pid)) for pid in pids):
@@ -124,7 +133,7 @@ def _ask_one(pid: int) -> bytes:
         return b"!" + (problem.strerror or "").encode()
 
 
-def by_turns(pids: Sequence[int]) -> list[int]:
+def by_turns(pids: Collection[int]) -> list[int]:
     """Return the pids that exist, ordered so that their users take turns and no user delays the others for long."""
     users: Counter[int] = Counter()
     turns = []

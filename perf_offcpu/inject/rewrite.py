@@ -202,7 +202,7 @@ class _Rewriter:
         spaces, maps = tasks.spaces.tables()
         meta = Meta(arch=arch, source=self.reader.path)
         recording = Recording(strings=tasks.strings, spaces=spaces, maps=maps, dsos=tasks.notes.dsos(), meta=meta)
-        recording = recording.replaced(perf_maps=self.survey.account.perf_maps)
+        recording = recording.replaced(perf_maps=self.survey.account.perf_maps, tasks=tasks.tasks())
         return Unwinder(recording, search)
 
     def _moved_exits(self) -> list[tuple[I64, Chunk]]:

@@ -77,7 +77,8 @@ class PerfMaps:
     def methods_of(self, pid: int) -> SymbolTable:
         """Return the interpreted methods that the map of a process tells, by the addresses of their objects."""
         if pid not in self._methods:
-            self._methods[pid] = parse_perf_map(b"".join(_METHOD.findall(self.recording.perf_maps.get(pid, b""))))
+            text = self.text_of(pid) if pid in self.recording.perf_maps else b""
+            self._methods[pid] = parse_perf_map(b"".join(_METHOD.findall(text) if isinstance(text, bytes) else ()))
         return self._methods[pid]
 
     def text_of(self, pid: int) -> bytes | LossCause:

@@ -166,7 +166,7 @@ def _name(
         put(kernel, of_kernel.name(locations.lookup[kernel]), lines)
     map_rows = find_mappings(recording.maps, recording.spaces, locations.space, locations.lookup)
     of_user = UserNames(recording, strings, options, unresolved, lines := line_names())
-    is_method = of_user.name_methods(locations, names)
+    is_method = of_user.name_methods(locations, map_rows, names)
     user = (locations.cpumode == CpuMode.USER) & ~is_method
     unresolved.add(losses.NOT_MAPPED, int((user & (map_rows == NO_MAP)).sum()))
     mapped = np.flatnonzero(user & (map_rows != NO_MAP))

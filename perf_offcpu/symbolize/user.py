@@ -9,6 +9,7 @@ from perf_offcpu import losses
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.losses import LossCause, Losses
 from perf_offcpu.model.columns import I32, I64, U64, Bool, Strings, distinct
+from perf_offcpu.model.lookup import NO_MAP
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.objects.files import Refused, find_dso
 from perf_offcpu.objects.functions import file_offset_to_vaddr
@@ -50,12 +51,13 @@ class UserNames:
                 self._by_file(dso, rows, file_offsets[rows], names)
         return names
 
-    def name_methods(self, locations: Locations, names: SymbolNames) -> Bool:
-        """Fill in `names` at locations that are objects of interpreted methods (`unwind.step`); return bool[n]: True
-        there."""
+    def name_methods(self, locations: Locations, map_rows: I32, names: SymbolNames) -> Bool:
+        """Fill in `names` at locations outside of mappings that are objects of interpreted methods (`unwind.step`);
+        return bool[n]: True there. `map_rows`: int32[n], rows in maps."""
         is_method, pids = np.zeros(len(locations), np.bool_), np.append(self.recording.spaces.pid, -1)[locations.space]
-        for pid in self.recording.perf_maps:
-            rows = np.flatnonzero((locations.cpumode == CpuMode.USER) & (pids == pid))
+        outside = np.flatnonzero((locations.cpumode == CpuMode.USER) & (map_rows == NO_MAP))
+        for pid in sorted({*distinct(pids[outside]).tolist()} & self.recording.perf_maps.keys()):
+            rows = outside[pids[outside] == pid]
             if len(methods := self._perf_maps.methods_of(pid)):
                 rows = rows[methods.lookup(locations.lookup[rows]) >= 0]
                 names.address[rows], is_method[rows] = locations.lookup[rows], True

@@ -172,7 +172,8 @@ class Trampolines:
         for pid in distinct(pids).tolist():
             table, places = self.maps.methods_of(pid), np.flatnonzero(pids == pid)
             row = table.lookup(addresses[places])
-            result[places] = (row >= 0) & (np.append(table.start, 0)[row] == addresses[places])
+            start = np.append(table.start, np.uint64(0))[row]
+            result[places] = (row >= 0) & (start == addresses[places]) & (start < _KERNEL)
         return result
 
     def rules_of(self, spaces: I32, addresses: U64, rules: Rules) -> I32:

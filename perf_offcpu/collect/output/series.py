@@ -206,9 +206,10 @@ class FileSeries:
         elif self._totals.is_pending:
             self._totals.write(self.current)
         self._totals.start(end_of_file=True)
-        last = self.while_draining(lambda: self._with_python(self._totals.last_tasks()))
+        owners_of, again = self._collector.jvms.monitor_owners, self._collector.program.last_tasks
+        last = self.while_draining(lambda: with_monitors(self._totals.last_tasks(), owners_of, again))
+        last = self.while_draining(lambda: self._with_python(last))
         self.while_draining(self._collector.jvms.ask_all)
-        last = with_monitors(last, self._collector.jvms.maps, self._collector.program.last_tasks)
         self._objects.finish([self.current], self.drain)
         self.drain()
         self._codes.write_jit_maps(self.current, self.drain)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""List the methods that a JVM has interpreted, and the owners of monitors for which threads wait, by HotSpot's tables
+"""Read the methods that a JVM has interpreted, and the owners of monitors for which threads wait, by HotSpot's tables
 for readers from outside (`gHotSpotVMStructs` and `gHotSpotVMTypes` in vmStructs.cpp). A frame of the interpreter holds
 the address of its `Method` object, which tells the method. Memory may hold anything: reads, loops and time are bounded.
 
@@ -18,13 +18,13 @@ _PAGE, _MOST_PAGES, _MOST_NAME, _MOST_TEXT = 4096, 1 << 15, 1024, 4 << 20
 _SYMBOL, _DYNAMIC, _PHDR = struct.Struct("<IBBHQQ"), struct.Struct("<QQ"), struct.Struct("<IIQQQQQQ")
 _EHDR_PHOFF, _EHDR_PHNUM, _PT_DYNAMIC, _DT_STRTAB, _DT_SYMTAB = 32, 56, 2, 5, 6
 _FIELD, _TYPE = struct.Struct("<QQQi4xQQ"), struct.Struct("<QQiii4xQ")  # VMStructEntry and VMTypeEntry
-_POINTER, _ANONYMOUS_OWNER = 8, 1
+_POINTER, _ANONYMOUS_OWNER, _MOST_MAPS = 8, 1, 1 << 24
 _TYPE_NAME = re.compile(r"(\[*)(?:L([^;]*);|([BCDFIJSZV]))")
 _SIMPLE = dict(zip("BCDFIJSZV", "byte char double float int long short boolean void".split(), strict=True))
 
 
 class _Memory:
-    """Reader of pages, each once. Raises OSError: memory cannot be read, or the time is over."""
+    """Reader of pages, which are kept. Raises OSError: memory cannot be read, or the time is over."""
 
     def __init__(self, fd: int) -> None:
         self._fd, self._pages, self._until_s = fd, dict[int, bytes](), time.process_time() + _MOST_CPU_S
@@ -40,7 +40,8 @@ class _Memory:
     def _page(self, number: int) -> bytes:
         page = self._pages.get(number)
         if page is None:
-            if time.process_time() > self._until_s or number >> 51:
+            self.check_time()
+            if number >> 51:
                 raise OSError
             if len(self._pages) >= _MOST_PAGES:
                 self._pages.clear()
@@ -49,11 +50,15 @@ class _Memory:
             raise OSError
         return page
 
+    def check_time(self) -> None:
+        if time.process_time() > self._until_s:
+            raise OSError
+
     def number(self, address: int, size: int = _POINTER) -> int:
         return int.from_bytes(self.read(address, size), "little")
 
     def text(self, address: int) -> bytes:
-        """Return a C string of at most 63 bytes."""
+        """Return a C string of at most 64 bytes."""
         return self.read(address, 64).partition(b"\0")[0]
 
     def rows(self, address: int, row: struct.Struct) -> Iterator[tuple[int, ...]]:
@@ -90,6 +95,7 @@ class _Hotspot:
             class_ = self.at(loader, b"ClassLoaderData::_klasses")
             while class_ and left:
                 left -= 1
+                self._memory.check_time()
                 yield class_
                 class_ = self.at(class_, b"Klass::_next_link")
             left, loader = max(left - 1, 0), self.at(loader, b"ClassLoaderData::_next")
@@ -110,10 +116,10 @@ class _Hotspot:
             if not counted or self.at(method, b"Method::_method_counters"):
                 yield b":method %x %x %s\n" % (method, size, self._name_of(method).encode("utf-8", "replace"))
 
-    def monitor_lines(self) -> Iterator[bytes]:
-        """Yield a line of `abi.counters.JIT_MAP` for each thread that waits to enter a monitor with a known owner. A
-        monitor has its owner as the thread, as its number, or as a place in its stack (`ObjectMonitor::_owner`), or not
-        yet: then the object is in the list of those that the owner has locked (`LockStack`)."""
+    def owners(self) -> dict[int, int]:
+        """Return tid → tid of the owner of the monitor that a thread waits to enter. A monitor has its owner as the
+        thread, as its number, or as a place in its stack (`ObjectMonitor::_owner`), or not yet: then the object is in
+        the list of those that the owner has locked (`LockStack`)."""
         threads = self._memory.number(self._static[b"ThreadsSMRSupport::_java_thread_list"])
         number = min(self.at(threads, b"ThreadsList::_length", 4), _MOST_ROWS)
         array = self._memory.read(self.at(threads, b"ThreadsList::_threads"), number * _POINTER)
@@ -134,13 +140,15 @@ class _Hotspot:
                 size = max(thread + self.at(stack, b"LockStack::_top", 4) - first, 0)
                 objects = struct.iter_unpack("<Q", self._memory.read(first, min(size & -_POINTER, _PAGE)))
                 locked |= {row[0]: tid for row in objects}
+        owners = dict[int, int]()
         for tid, monitor in monitors:
             owner = self.at(monitor, b"ObjectMonitor::_owner")
             holder = tids.get(owner) or next((its for begin, end, its in stacks if begin <= owner < end), 0)
             if owner == _ANONYMOUS_OWNER:
                 holder = locked.get(self._memory.number(self.at(monitor, b"ObjectMonitor::_object")), 0)
             if holder:
-                yield b":monitor %d %d\n" % (tid, holder)
+                owners[tid] = holder
+        return owners
 
     def _name_of(self, method: int) -> str:
         """Return the name of a method as `Method::external_name` spells it: `void java.lang.Thread.sleep(long)`."""
@@ -172,7 +180,7 @@ def _symbols(memory: _Memory, base: int, *names: bytes) -> list[int]:
     header, number = memory.number(base + _EHDR_PHOFF), memory.number(base + _EHDR_PHNUM, 2)
     segments = [_PHDR.unpack(memory.read(base + header + row * _PHDR.size, _PHDR.size)) for row in range(number)]
     (dynamic,) = (segment[3] for segment in segments if segment[0] == _PT_DYNAMIC)
-    tags = {row[0]: row[1] for row in memory.rows(base + dynamic, _DYNAMIC)}
+    tags = {tag: value if value >= base else base + value for tag, value in memory.rows(base + dynamic, _DYNAMIC)}
     strings, symbols, found = tags[_DT_STRTAB], tags[_DT_SYMTAB], dict.fromkeys(names, 0)
     for place in range(symbols, min(strings, symbols + _MOST_ROWS * _SYMBOL.size), _SYMBOL.size):
         name, _, _, _, value, _ = _SYMBOL.unpack(memory.read(place, _SYMBOL.size))
@@ -182,17 +190,25 @@ def _symbols(memory: _Memory, base: int, *names: bytes) -> list[int]:
 
 
 def lines_of(fd: int, base: int) -> bytes:
-    """Return lines of `abi.counters.JIT_MAP` for the monitors and the interpreted methods of a JVM: those found until
-    the time is over, or until memory says nothing sensible, at most 4 MB. `fd`: descriptor of /proc/PID/mem."""
+    """Return lines of `abi.counters.JIT_MAP` for the interpreted methods of a JVM: those found until the time is over,
+    or until memory says nothing sensible, at most 4 MB. `fd`: descriptor of /proc/PID/mem."""
     lines, left = list[bytes](), _MOST_TEXT
     with contextlib.suppress(OSError, OverflowError, KeyError, ValueError, struct.error):
         jvm = _Hotspot(_Memory(fd), base)
-        with contextlib.suppress(OSError, OverflowError, KeyError):
-            lines += jvm.monitor_lines()
-        before = len(lines)
         for counted in (True, False):  # with -Xint, no calls are counted
-            for line in () if len(lines) > before else jvm.lines(counted=counted):
+            for line in () if lines else jvm.lines(counted=counted):
                 if (left := left - len(line)) < 0:
                     break
                 lines.append(line)
     return b"".join(lines)
+
+
+def owners_of(pid: int) -> dict[int, int]:
+    """Return tid → tid of the owner of the monitor that a thread of a JVM waits to enter, in the namespace of the
+    process; {} if that cannot be read. May block: a process can lock its mappings, and its memory may be a file."""
+    with contextlib.suppress(OSError, OverflowError, KeyError, ValueError, struct.error):
+        with open(f"/proc/{pid}/maps", "rb") as file:  # direct: of the kernel
+            starts = re.findall(rb"(?m)^([0-9a-f]+)-.*/libjvm\.so$", file.read(_MOST_MAPS))
+        with open(f"/proc/{pid}/mem", "rb") as file:  # direct: of the kernel
+            return _Hotspot(_Memory(file.fileno()), int(starts[0], 16)).owners() if starts else {}
+    return {}

@@ -83,6 +83,7 @@ def _code_of_jvm(pid: int) -> Iterator[bytes]:
     tmp, memory = os.open(f"/proc/{pid}/root/tmp", os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW), -1
     with contextlib.suppress(OSError):  # by yama's leave (kernel.yama.ptrace_scope)
         memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY)
+    beside = runpy.run_path(os.path.join(os.path.dirname(__file__), "hotspot.py"))  # the owner may not read it
     _become_owner(pid)
     if _has_ended(process):
         raise PermissionError(errno.EPERM, "it has ended")
@@ -106,7 +107,6 @@ def _code_of_jvm(pid: int) -> Iterator[bytes]:
         yield text
         return
     yield text + b"".join(_frames(memory, text))
-    beside = runpy.run_path(os.path.join(os.path.dirname(__file__), "hotspot.py"))
     yield beside["lines_of"](memory, libraries[b"libjvm.so"])
 
 

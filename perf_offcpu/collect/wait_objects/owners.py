@@ -3,6 +3,7 @@
 waits that end, BPF reads these itself, in the thread that waits: owners at the begin, because at the end the word of
 the lock has changed already; timeouts and descriptors at the end."""
 
+import contextlib
 import functools
 import os
 import platform
@@ -22,12 +23,11 @@ from perf_offcpu.collect.bpf.header import read_header
 from perf_offcpu.collect.bpf.last_tasks import LastTasks
 from perf_offcpu.collect.kernel_totals.user_stacks import Unread, arguments_of, of_each, read_memory, registers_of
 from perf_offcpu.files import read_kernel_if_any
-from perf_offcpu.model.columns import is_among
+from perf_offcpu.model.columns import distinct, is_among
 from perf_offcpu.resources import bpf_dir
 
 _WORDS, _TIMESPEC = struct.Struct("=5I"), struct.Struct("=2q")
 _LONGEST_NS = int(np.iinfo(np.int64).max)
-_MONITOR: Final = re.compile(rb"^:monitor (\d{1,9}) (\d{1,9})$", re.MULTILINE)
 _NSPID: Final = re.compile(rb"^NSpid:\t([\d\t]+)$", re.MULTILINE)
 
 
@@ -110,19 +110,29 @@ def holder_and_timeout(pid: int, tid: int, arguments: Sequence[int], since_ns: i
     return _outer(pid, owner) if owner else 0, asked_ns
 
 
-def with_monitors(last: LastTasks, answers: Mapping[int, bytes], again: Callable[[], LastTasks]) -> LastTasks:
-    """Return `last` with `holder_tid` of tasks that wait for a monitor of a JVM. `answers`: process → lines of
-    `abi.counters.JIT_MAP`, read since then. `again`: runs the iterator once more; tasks have to stand still."""
-    owners = {(pid, int(tid)): int(owner) for pid in answers for tid, owner in _MONITOR.findall(answers[pid])}
-    if not owners:
+def with_monitors(
+    last: LastTasks, owners_of: Callable[[set[int]], Mapping[int, Mapping[int, int]]], again: Callable[[], LastTasks]
+) -> LastTasks:
+    """Return `last` with `holder_tid` of tasks that wait for a monitor of a JVM. `owners_of`: reads pid → (tid → tid of
+    the owner, in the namespace of the process) of JVMs among these pids. `again`: runs the iterator once more, to find
+    the tasks that have stood still, but for one look at the monitor: HotSpot waits with a time limit of up to 1 s."""
+    tasks, rows = last.tasks.copy(), last.waiting()
+    owners = owners_of({*tasks["pid"][rows].tolist()})
+    if not any(owners.values()):
         return last
-    tasks, still = last.tasks.copy(), last.stand_still(again())
-    rows = last.waiting()
-    for row in rows[still[rows] & np.isin(tasks["pid"][rows], list(answers))].tolist():
-        pid, tid = int(tasks["pid"][row]), int(tasks["tid"][row])
-        if owner := owners.get((pid, _inner(pid, tid))):
-            tasks["holder_tid"][row] = _outer(pid, owner)
-            tasks["asked_ns"][row] = UNKNOWN_U64  # HotSpot looks again each second: that is no timeout
+    later = again()
+    switches = dict(zip(later.tasks["tid"].tolist(), later.tasks["nr_switches"].tolist(), strict=True))
+    grown = np.array([switches.get(tasks["tid"][row], 0) - int(tasks["nr_switches"][row]) for row in rows.tolist()])
+    rows = rows[(grown >= 0) & (grown <= 1) & np.isin(tasks["pid"][rows], list(owners))]
+    for pid in distinct(tasks["pid"][rows]).tolist():
+        with contextlib.suppress(OSError):  # it has ended
+            inner = {int(tid): _inner(pid, int(tid)) for tid in os.listdir(f"/proc/{pid}/task")}
+            outer = {number: tid for tid, number in inner.items() if number}
+            for row in rows[tasks["pid"][rows] == pid].tolist():
+                owner = owners[pid].get(inner.get(int(tasks["tid"][row]), 0), 0)
+                if holder := outer.get(owner, 0):
+                    tasks["holder_tid"][row] = holder
+                    tasks["asked_ns"][row] = UNKNOWN_U64  # HotSpot looks again each second: that is no timeout
     return replace(last, tasks=tasks)
 
 
