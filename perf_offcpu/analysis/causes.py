@@ -94,8 +94,8 @@ def _short(symbol: str, dso: str, call: str) -> str:
 
 
 def _of_rules(profile: Profile, waits: Waits, leaf: I64, rule: I64) -> tuple[I64, I64]:
-    """Find the outermost frame that a rule names in each stack. `rule`: int64[n], index in `waits.rules`, -1 none.
-    Return (its node, where to search on: its parent), int64[n], rows in stacks; (-1, leaf) for stacks without it."""
+    """Find the outermost frame that a rule names in each of n stacks. `rule`: int64[n], index in `waits.rules`, -1
+    none. Return int64[n] twice, rows in stacks: node of the frame, parent to search on from; else (-1, leaf)."""
     node, start = np.full(len(leaf), -1, np.int64), leaf.copy()
     frames, strings = profile.frames, profile.strings
     for number in distinct(rule[rule >= 0]).tolist():
@@ -114,7 +114,7 @@ def _of_rules(profile: Profile, waits: Waits, leaf: I64, rule: I64) -> tuple[I64
 
 
 def _kinds(profile: Profile) -> tuple[Bool, Bool]:
-    """Return bool[frames] twice: named functions of programs, and code of programs without a name."""
+    """Return bool[frames] twice: True for named functions of the program, for its code that has no symbol."""
     frames, strings = profile.frames, profile.strings
     dsos, of_dso = np.unique(frames.dso, return_inverse=True)
     own_file = np.array([not matches(RUNTIME_FILES, basename(strings[dso])) for dso in dsos.tolist()], np.bool_)

@@ -47,7 +47,7 @@ class TaskGroup(NamedTuple):
 
     @property
     def is_held_up(self) -> bool:
-        """Return True if other tasks keep them from going on; False for waits for work, time, or the outside."""
+        """Return True if other tasks keep these from running; False if they wait for work, time or the outside."""
         return self.waits_for in _HELD_UP
 
 
@@ -60,8 +60,8 @@ class LoopRow(NamedTuple):
 
 
 class LoopTimeRow(NamedTuple):
-    """Tasks of an event loop that were held up for the same reason, or a task that blocked the loop, by the readings
-    while the recording went on."""
+    """Tasks of an event loop that were held up for the same reason, or a task that blocked the loop; sums of the
+    readings during the recording."""
 
     comm: str
     pid: int
@@ -84,7 +84,7 @@ def loop_rows(profile: Profile) -> list[LoopRow]:
 
 
 def loop_time_rows(profile: Profile) -> list[LoopTimeRow]:
-    """Return what held up tasks of the event loops of threads that have samples, by loop, the heaviest first."""
+    """Return what held up tasks or blocked the loop, by event loop of threads with samples, heaviest first."""
     comm_of = (
         dict(zip(profile.samples.tid.tolist(), profile.samples.comm.tolist(), strict=True)) if profile.loops else {}
     )
@@ -124,7 +124,7 @@ def _time_part(row: LoopTimeRow) -> str:
 
 
 def in_unread_loops(profile: Profile) -> int:
-    """Return the number of samples in event loops of processes whose tasks were not read: of other versions."""
+    """Return the number of samples in event loops of processes with no task read (unsupported CPython version)."""
     names = ("BaseEventLoop.run_forever (base_events.py)", "run_forever (base_events.py)")  # before 3.11: the latter
     runs = np.isin(profile.frames.symbol, [*map(profile.strings.find, names)])
     samples = profile.samples.take(~np.isin(profile.samples.pid, [loop.pid for loop in profile.loops]))
@@ -132,7 +132,7 @@ def in_unread_loops(profile: Profile) -> int:
 
 
 def groups_of(loop: EventLoop) -> list[TaskGroup]:
-    """Return the tasks of a loop in groups."""
+    """Return the tasks of a loop by awaited thing and function: running, held up, then largest group first."""
     by_thing: dict[tuple[str, str, int], list[LoopTask]] = defaultdict(list)
     inside: dict[int, list[LoopTask]] = defaultdict(list)
     names = {task.address: task.name for task in loop.tasks}
@@ -150,7 +150,7 @@ def groups_of(loop: EventLoop) -> list[TaskGroup]:
 
 
 def sentences_of(rows: list[LoopRow], times: Sequence[LoopTimeRow] = ()) -> list[str]:
-    """Return a sentence for each loop that a task blocks, or in which tasks are held up: at the end, else over time."""
+    """Return a sentence for each loop with a blocking task or held-up tasks, by `rows` (at the end), else `times`."""
     sentences, told = list[str](), set[int]()
     for row in rows:
         ready = sum(group.tasks for group in row.groups if group.waits_for == READY)
@@ -165,8 +165,8 @@ def sentences_of(rows: list[LoopRow], times: Sequence[LoopTimeRow] = ()) -> list
 
 
 def held_up_waits(profile: Profile) -> I64:
-    """Return int64: samples that are waits of event loops, at the end, in which tasks are held up: the thread is not
-    idle, although it waits for events."""
+    """Return int64, rows in samples: waits of event loops that are unfinished at the end, with tasks held up. Their
+    threads are not idle, although they wait for events."""
     ends = [loop for loop in profile.loops if not loop.weight_ns]
     waits = {loop[:3] for loop in ends if any(group.is_held_up for group in groups_of(loop))}
     samples = profile.samples
@@ -204,6 +204,6 @@ def _function(task: LoopTask) -> str:
 
 
 def place_of(task: LoopTask) -> str:
-    """Return where a task is: the innermost function, and that of the program."""
+    """Return the innermost function of a task, or `LEAF in FUNCTION` with the program's innermost function."""
     leaf, own = task.frames[0][0] if task.frames else READY, _function(task)
     return f"{leaf} in {own}" if own and own != leaf else leaf

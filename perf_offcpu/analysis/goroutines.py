@@ -33,8 +33,8 @@ class GoroutineRow(NamedTuple):
 
 
 def goroutine_rows(profile: Profile) -> list[GoroutineRow]:
-    """Return goroutines by process and what they wait for, heaviest first; not those of Go's runtime itself, as in the
-    program's own list (/debug/pprof/goroutine)."""
+    """Return goroutines by process, awaited thing and function, heaviest first, without those of Go's runtime itself,
+    like the program's own list (/debug/pprof/goroutine)."""
     sums: defaultdict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
     spans: defaultdict[int, set[tuple[int, int]]] = defaultdict(set)
     rows = [(loop, task) for loop in profile.loops for task in loop.tasks if task.name == GOROUTINES]
@@ -72,8 +72,8 @@ def is_of_runtime(task: LoopTask) -> bool:
 
 
 def place_of(task: LoopTask) -> tuple[str, str]:
-    """Return (what goroutines wait for, function of the program, or the first one). Go before 1.20 has no reason of its
-    own for locks, whose methods tell what they are."""
+    """Return (reason of the wait, innermost function of the program, else the outermost frame). Go before 1.20 reports
+    `semacquire` for locks: then the lock method on the stack (`sync.Mutex.Lock`) is the reason."""
     names = [name for name, *_ in task.frames]
     function = next((name for name in names if not _LIBRARY.fullmatch(name)), "".join(names[-1:]))
     locks = [lock for lock in map(_LOCK.fullmatch, names) if lock] if task.awaits == "semacquire" else []

@@ -24,8 +24,8 @@ _ROW_LIMIT = 1 << 53 - _LOW_BITS
 
 
 def group(*columns: NDArray[Any]) -> tuple[I64, I64]:
-    """Group n rows by equality of all columns (integers, n each). Return (first, of): int64[groups], the first row of
-    each group; int64[n], the group of each row. Groups are numbered in ascending order of (column 0, column 1, …)."""
+    """Group n rows by equality of all columns (integers, n each). Return (first, group_of): int64[groups], first row
+    of each group; int64[n], group of each row. Groups are numbered in ascending order of (column 0, column 1, …)."""
     key, size = _dense(columns[0])
     for column in columns[1:]:
         other, other_size = _dense(column)
@@ -101,7 +101,7 @@ def _key_type(size: int) -> type[np.int32 | np.int64]:
 
 
 def _dense(column: NDArray[Any]) -> tuple[_Keys, int]:
-    """Return integers[n], numbers from 0 that compare as the values do, and a number above all of them."""
+    """Return integers[n], codes from 0 in the order of the values, and the number of possible codes."""
     if not len(column):
         return column.astype(np.int32), 1
     low, high = int(column.min()), int(column.max())

@@ -94,7 +94,7 @@ def _ended_with_process(profile: Profile, rows: I64) -> Bool:
 
 
 def is_shared(profile: Profile) -> Bool:
-    """Return bool[samples]: True if the object's memory is shared, or several processes wait for its name."""
+    """Return bool[samples]: True if the object's memory is shared, or its name is awaited by several processes."""
     samples = profile.samples
     name = np.append(profile.objects.name, 0)[samples.object].astype(np.int64)
     first, _ = group(name, samples.pid)

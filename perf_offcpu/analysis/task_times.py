@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make a profile of the tasks of event loops, to be shown as one of threads: a sample is what the tasks of one reading
-with the same stack wait for, and weighs the time for which the reading stands. A stack leads from the outermost task
-to the innermost coroutine; what the task waits for is its leaf, and its object, with the holder. The comm is the task's
-outermost function."""
+"""Make a profile of event-loop tasks, to be shown like one of threads. A sample is the tasks of one reading that have
+the same stack and wait; its weight is their number times the time that the reading stands for. A stack leads from the
+outermost task to the innermost coroutine; its leaf is the awaited thing, which is also the sample's object (with the
+holder). The comm is the task's outermost function."""
 
 from collections import Counter, defaultdict
 from dataclasses import replace
@@ -72,7 +72,7 @@ def tasks_profile(profile: Profile) -> Profile:
 
 
 def with_tasks(profile: Profile) -> Profile:
-    """Return the profile with the samples of tasks next to those of threads, as an event of their own."""
+    """Return the profile with the samples of tasks after those of threads, as a separate event."""
     if not any(loop.weight_ns and loop.tasks for loop in profile.loops):
         return profile
     evsels = profile.evsels.copy()
@@ -89,9 +89,9 @@ def with_tasks(profile: Profile) -> Profile:
 
 
 def with_loop_tasks(profile: Profile) -> Profile:
-    """Return the profile with a further leaf in the stacks of waits of event loops for events: what most of its tasks
-    waited for, or those that are held up, at the reading that stands for the wait's end. Waits for which no reading
-    stands, and sums, stay as they are."""
+    """Return the profile with a further leaf in stacks of event loops' waits for events: the thing that held-up tasks
+    await, else most tasks, in the reading whose span contains the wait's end. Waits in no reading's span, and sums,
+    stay as they are."""
     readings = sorted((loop for loop in profile.loops if loop.weight_ns), key=lambda loop: loop.read_ns)
     if not readings:
         return profile
@@ -125,7 +125,7 @@ def _loop_text(loop: EventLoop) -> str:
 
 
 def _waits_in(loop: EventLoop) -> Counter[tuple[str, str, tuple[_Place, ...]]]:
-    """Return (function, what is waited for and who holds it, stack, leaf first) → number of tasks of a reading."""
+    """Return (outermost function, awaited thing with holders, stack leaf first) → number of tasks in a reading."""
     waits: Counter[tuple[str, str, tuple[_Place, ...]]] = Counter()
     by_address = {task.address: task for task in loop.tasks}
     for group in groups_of(loop):

@@ -244,7 +244,7 @@ class _Steps(WaitTable):
         return _Parts(track, begin, key[filled + 1] - track * self.size, number[filled])
 
     def _explained(self, parts: _Parts) -> _Parts:
-        """Let tracks hold the weight of times outside of waits; return the parts in waits, to be passed on."""
+        """Hold at each track the weight of its parts outside of waits; return the parts in waits, to be passed on."""
         born = np.clip(self.birth[parts.at], parts.begin, parts.end)
         self._hold(parts.at, Held.NOT_RECORDED, self._weight(_Parts(parts.at, parts.begin, born, parts.number)))
         parts = _Parts(parts.at, born, parts.end, parts.number)
@@ -265,7 +265,7 @@ class _Steps(WaitTable):
         return _Parts(wait[nonempty], begin[nonempty], until[nonempty], number[nonempty])
 
     def _sample(self, parts: _Parts) -> None:
-        """Add the numbers of disjoint parts of tracks to `held_up` of the CPU samples in them."""
+        """Add the number of delayed waits of each part (disjoint) to `held_up` of the CPU samples in it."""
         key = parts.at * self.size
         if not len(key):
             return

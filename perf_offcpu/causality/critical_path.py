@@ -153,7 +153,7 @@ class _Walk(WaitTable):
         return explained.take(explained.end > explained.begin), deeper, self.queued[wait[to_waker]], hops
 
     def _not_recorded(self, spans: _Spans, woke: I64) -> tuple[_Spans, _Spans, I64]:
-        """Return the parts of spans without any record, the other parts, and int64[other parts]: their `woke`."""
+        """Return (parts of spans before the birth of their thread or without samples, other parts, `woke` of these)."""
         begin = np.where(self.known[spans.track], np.maximum(spans.begin, self.born[spans.track]), spans.end)
         begin = np.minimum(begin, spans.end)
         unknown = spans.with_columns(end=begin, wait=np.full(len(spans), -1)).doing_all(Doing.NOT_RECORDED)

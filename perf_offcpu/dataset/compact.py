@@ -115,8 +115,8 @@ def _compact_folder(dataset: Dataset, table: str, folder: str) -> Compacted | No
 
 
 def compact_host(dataset: Dataset, hour: int, host_id: str, boot_id: str) -> Compacted:
-    """Merge the files that a host wrote into an hour, since 1970, in one boot. No note stays: its segments must not
-    come again. Raise PerfOffcpuError if another process compacts, or a file is damaged."""
+    """Merge the files that a host wrote into an hour, since 1970, in one boot. The note is removed, so the segments
+    must not be delivered again. Raise PerfOffcpuError if another process compacts, or a file is damaged."""
     is_own, total = segments_of(host_id, boot_id).fullmatch, Compacted()
     with dataset.store.locked():
         for table in TABLES:
@@ -129,7 +129,7 @@ def compact_host(dataset: Dataset, hour: int, host_id: str, boot_id: str) -> Com
 
 
 def _merge(dataset: Dataset, table: str, folder: str, files: list[str], segments: set[str]) -> Compacted:
-    """Merge files of a partition. `segments`: those that are in the result, some merged before."""
+    """Merge files of a partition. `segments`: names of all segments in the result, also of those merged before."""
     store = dataset.store
     before = [file for file in files if COMPACTED.fullmatch(file)]
     compacted, done = compacted_name(sorted(segments)), Compacted(1, len(files))

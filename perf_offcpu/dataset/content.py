@@ -59,7 +59,7 @@ class Content:
 
 
 def taken(column: Any, rows: I64 | Bool | slice) -> Any:
-    """Return some rows of a column of a table: texts, numbers, or a pair of numbers and a mask."""
+    """Return `rows` of a column of a table: a Texts, an array, or a tuple (array, mask)."""
     if isinstance(column, Texts):
         return Texts(column.texts, column.codes[rows])
     return tuple(part[rows] for part in column) if isinstance(column, tuple) else column[rows]

@@ -159,12 +159,12 @@ class Dataset:
         return [file for file in files if file not in held]
 
     def held(self, folder: str, files: Iterable[str], names: list[str]) -> set[str]:
-        """Return the names of files that were merged into compacted files of `files`. `names`: all in the folder."""
+        """Return the names of files whose rows are in a compacted file of `files`. `names`: all in the folder."""
         compacted = filter(COMPACTED.fullmatch, files)
         return {name for file in compacted for name in self.held_by(folder, file, names)}
 
     def held_by(self, folder: str, compacted: str, names: list[str]) -> list[str]:
-        """Return the names of the files that were merged into a compacted one. `names`: all in the folder."""
+        """Return the names of files whose rows are in file `compacted`, by its note. `names`: all in the folder."""
         note = note_name(compacted)
         if note not in names:
             return []

@@ -66,7 +66,7 @@ _Reading = tuple[int, int, int, int, int]  # fields of EventLoop before its task
 
 
 def is_counters(spec: EventSpec) -> bool:
-    """Return whether an evsel holds what the collector itself says, and no event of the machine."""
+    """Return True if an evsel holds reports of the recorder itself, such as counters, not events of the machine."""
     kind = spec.attr.type, spec.attr.config
     return spec.name in (layouts.EVENT_NAME, layouts.TASK_EVENT) and kind == (
         PerfType.SOFTWARE,
@@ -130,7 +130,7 @@ class CollectorAccount:
         return True
 
     def event_loops(self) -> tuple[EventLoop, ...]:
-        """Return the readings of event loops; of a thread that was read at several ends, the last of these."""
+        """Return the readings of event loops during the recording and, of each thread, the last one at an end."""
         readings = [EventLoop(*reading, tuple(tasks)) for reading, tasks in self.loops.items()]
         last = {(loop.pid, loop.tid): loop for loop in readings if loop.tasks and not loop.weight_ns}
         return *last.values(), *(loop for loop in readings if loop.weight_ns)
@@ -157,7 +157,7 @@ class CollectorAccount:
         return True
 
     def _note(self, cause: LossCause, events: int, ns: int) -> None:
-        """Add events and ns to the note of a counter; of SAMPLING_PERIOD and THRESHOLD_RAISED keep the largest ns."""
+        """Add events and ns to a note; for STACK_PERIOD, SAMPLING_PERIOD, THRESHOLD_RAISED keep the largest ns."""
         count, known_ns = self.notes.get(cause.name, (0, 0))
         is_sum = cause not in (losses.STACK_PERIOD, losses.SAMPLING_PERIOD, losses.THRESHOLD_RAISED)
         self.notes[cause.name] = count + events, known_ns + ns if is_sum else max(known_ns, ns)

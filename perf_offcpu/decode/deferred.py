@@ -203,9 +203,9 @@ class DeferredMatcher:
 
 
 def deferred_as_samples(recording: Recording) -> Recording:
-    """Return the recording with each deferred callchain, not merged, as a sample of period 0 at its time. `perf script
-    --no-merge-callchains` shows them so, to look into the matching. It begins as the sample's own callchain ends:
-    USER_DEFERRED, the cookie (not in the v12 form), USER and the addresses."""
+    """Return the recording with each deferred callchain, not merged, as a sample of period 0 at its time, as `perf
+    script --no-merge-callchains` shows them, to inspect the matching. Its callchain begins with the words that end the
+    sample's own (USER_DEFERRED and the cookie; not in the v12 form), then come USER and the addresses."""
     deferred = recording.deferred
     if not len(deferred):
         return recording

@@ -157,7 +157,7 @@ def _clock(
 
 
 def _moved(recording: Recording, delta: int, since: int, clockid: int) -> Recording:
-    """Return a recording with `delta` ns added to its times; begins of 0 (known from the start) become `since`."""
+    """Return a recording with `delta` ns added to its times; begins of 0 (found at its start) become `since`."""
     later = _later(delta)
 
     def begins(times: I64) -> I64:
@@ -210,8 +210,8 @@ def _joined(recordings: list[Recording], since: list[int], cpus: int) -> Recordi
 
 
 def _lives(tasks: Tasks, since: I64) -> Tasks:
-    """Merge the rows that several recordings have of one life of a thread: consecutive rows of a tid and pid with the
-    same begin, or of which the later begins when its recording did (in `since`) and the earlier had not ended then."""
+    """Merge the rows that several recordings have for one life of a thread: consecutive rows of one tid and pid with
+    the same begin, or where the later begins with its recording (a time in `since`), and the earlier had not ended."""
     tasks = tasks.take(np.lexsort((tasks.begin_ns, tasks.tid)))
     begin, end = tasks.begin_ns, tasks.end_ns
     is_begin = np.isin(begin[1:], since) & ((end[:-1] < 0) | (end[:-1] > begin[1:]))

@@ -47,7 +47,7 @@ _TIME_CLOCKS = (SoftwareConfig.CPU_CLOCK, SoftwareConfig.TASK_CLOCK)
 
 
 class Head(Protocol):
-    """Has the parts of a recording other than its records: an open `PerfDataReader`, or the data in `perf script`."""
+    """Parts of a recording other than its records, of a `PerfDataReader` or of the data in `perf script`."""
 
     events: Events
     features: Features
@@ -99,7 +99,7 @@ def read_tasks(reader: PerfDataReader) -> tuple[TaskReplay, CollectorAccount]:
 
 
 def note_tasks(chunk: Chunk, reader: PerfDataReader, tasks: TaskReplay) -> None:
-    """Note the side-band records of a chunk in `tasks`, and count its losses in those of the reader."""
+    """Note the side-band records of a chunk in `tasks`, and add the chunk's losses to `reader.counters`."""
     tasks.notes.take(task_records(chunk, SIDE_TYPES, reader.events, reader.counters))
     _count_losses(chunk, reader)
 
@@ -271,8 +271,8 @@ class GrowingFile:
         self._reader.stream.close()
 
     def read(self, end: int | None) -> Recording | None:
-        """Return what was recorded up to the last account before byte `end` since the one before; None without one. An
-        `end` of None is that of a file that is complete."""
+        """Return the records from the previous account to the last one before byte `end`; None without a new account.
+        `end` None: the file is complete, read it to its end."""
         if end is None:
             with PerfDataReader.open(self._path) as complete:
                 end = complete.head.data_end or self._place

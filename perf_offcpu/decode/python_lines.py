@@ -64,9 +64,9 @@ def with_places(
     strings: Strings,
     lost: Losses,
 ) -> tuple[Samples, PythonPlaces]:
-    """Return (samples, places), where `python` of the samples is a row of places; in the given samples it is a row of
-    `chains`, words as in their payload. `functions`: of other waits, by thread and begin. `strings`: names are interned
-    there. `lost`: counts functions not known."""
+    """Return (samples, places): `python` of the returned samples is a row of places; of the given ones, a row of
+    `chains`, words of the payload. `functions`: of further waits, by (tid, begin in ns). `strings`: names are interned
+    there. `lost`: counts functions that are not known."""
     rows = np.flatnonzero(samples.python >= 0)
     others = _rows_of(samples, functions)
     if not len(rows) and not others:
@@ -93,7 +93,7 @@ def with_places(
 
 
 def _rows_of(samples: Samples, waits: Mapping[tuple[int, int], Functions]) -> dict[int, tuple[int, int]]:
-    """Return the row of the sample of each wait, given by thread and begin, that has one without functions."""
+    """Return row in samples → (tid, switch_out_ns), for off-cpu samples without functions whose pair is in `waits`."""
     if not waits:
         return {}
     tids = distinct(np.array([tid for tid, _ in waits], np.int32))

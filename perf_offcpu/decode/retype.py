@@ -126,8 +126,8 @@ class Payload:
         return tail
 
     def _extension(self, size: NDArray[Any]) -> dict[str, NDArray[Any]]:
-        """Return field name → column of the extensions; a field that a payload lacks has its `Field.unknown` value, as
-        have all fields of another version, or if the fixed part does not fit."""
+        """Return field name → column of the extensions, whose fixed parts have `size` bytes. `Field.unknown` fills
+        fields that a payload lacks, and all fields where the version differs or the fixed part does not fit."""
         readable = self.ours & ~self.is_other_version & (self.extension_at + size <= self.end)
         size_read = np.where(readable, np.minimum(size, np.uint16(abi.EXTENSION_SIZE)), np.uint16(0))
         fields: dict[str, NDArray[Any]] = {
@@ -175,7 +175,7 @@ class Payload:
         return self._words("waker")
 
     def python_frames(self) -> Ragged:
-        """Return n rows of Python frames, likewise."""
+        """Return n rows of Python frames, raw words; empty if absent, or if they would not lie inside their sample."""
         return self._words("python")
 
     def _words(self, part: str) -> Ragged:
@@ -186,8 +186,8 @@ class Payload:
 
 
 def _fill_in_cookies(chains: Ragged, own: Ragged) -> None:
-    """Complete callchains that end in a deferral without cookie by the cookie of the sample's own callchain. The BPF
-    program defers the user part, but cannot know the cookie of the perf core."""
+    """Set the cookie of callchains that end in USER_DEFERRED and 0, in place, to that of the sample's own callchain.
+    The BPF program defers the user part, but cannot know the cookie of the perf core."""
     marker = np.uint64(CallchainContext.USER_DEFERRED)
     last, own_last = chains.offsets[1:] - 1, own.offsets[1:] - 1
     open_ends = np.flatnonzero((chains.lengths >= 2) & (own.lengths >= 2))

@@ -177,7 +177,7 @@ class CallerRows:
             self._rows.setdefault(caller, row)
 
     def find(self, callers: U64) -> I64:
-        """Return int64[n]: the row of each caller; -2 - k, where awaited[caller] is k, if its copy has not come yet."""
+        """Return int64[n]: the row of each caller; -2 - `awaited[caller]` if its copy has not come yet."""
         unique, place = np.unique(callers, return_inverse=True)
         rows = [
             self._rows[caller] if caller in self._rows else -2 - self.awaited.setdefault(caller, len(self.awaited))

@@ -65,7 +65,7 @@ class Engine:
         return self.backend.table(name)
 
     def notes(self, files: list[str], key: str) -> dict[str, str]:
-        """Return (value that metadata of Parquet files has for `key`) → one of the files with it; {} unless DuckDB."""
+        """Return value → one file that has it, for `key` in the metadata of Parquet files; {} unless DuckDB."""
         if self.name != "duckdb" or not files:
             return {}
         query = _NOTES.format(files=", ".join(map(_quoted, files)), key=_quoted(key))
@@ -73,7 +73,7 @@ class Engine:
             return {value: name for value, name in self.backend.con.sql(query).fetchall()}
 
     def kept(self, expression: Any) -> Any:
-        """Return the result of an expression as a table for several queries; raise EngineError."""
+        """Run an expression; return its result as an Ibis table in memory, for several queries. Raise EngineError."""
         import ibis
 
         # Ibis 12 can neither make tables in DuckDB 2 nor cache what is made of memtables in Spark.
@@ -81,7 +81,7 @@ class Engine:
             return ibis.memtable(self.backend.to_pyarrow(expression))
 
     def empty(self, schema: Any, name: str) -> Any:
-        """Return a table without rows, of a schema of Ibis; a view with this name where files are read."""
+        """Return a table without rows, of a schema of Ibis; in DuckDB and Spark it is a view called `name`."""
         import ibis
 
         if self.name == "duckdb":
@@ -96,8 +96,8 @@ class Engine:
 
     def run(self, expression: Any, *, of_rows: bool = True) -> dict[str, list[Any]]:
         """Return the columns of a table expression: name → Python values, decimals as integers. Raise EngineError if
-        the engine refuses the query, or if the result has a null. A null is accepted without `of_rows`, which says that
-        the expression only reads columns that perf-offcpu writes without nulls."""
+        the engine refuses the query. `of_rows`: the expression reads only columns that perf-offcpu writes without
+        nulls, so that a null raises EngineError, too."""
         with self.asked():
             columns: dict[str, list[Any]] = self.backend.to_pyarrow(expression).to_pydict()
         if of_rows and (nulls := [name for name, column in columns.items() if None in column]):

@@ -158,7 +158,7 @@ def _rows(tables: Tables, table: Any) -> list[Span]:
 
 
 def _overlap(spans: Sequence[Span]) -> bool:
-    """Return True if spans of one host with different labels overlap: then make spans of single segments."""
+    """Return True if spans of one host with different labels overlap; the caller makes spans of segments then."""
     different = _united(spans)
     return any(earlier.last_ns > later.first_ns for earlier, later in zip(different, different[1:], strict=False))
 

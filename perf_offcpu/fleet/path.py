@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Follow waits for TCP connections to the process at the other end, which may be on another host: what its thread did
-in the time of the wait. Where it waited for a connection in turn, that is followed, too. A process that is in no
-recording, behind NAT or a proxy, is not found. Nor is a thread that does the work for the one that reads the
-connection: then the latter is seen to wait for the same connection. `path` prints a sentence on the heaviest step and a
-table."""
+"""Follow waits for TCP connections to the process at the other end, maybe on another host, and tell what its thread did
+during the wait. If that thread waited for a connection in turn, this wait is followed, too. Not found are processes in
+no recording or behind NAT or a proxy, and worker threads whose connection another thread reads: the reader is seen to
+wait for the same connection. `path` prints a sentence on the heaviest step and a table."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -44,7 +43,7 @@ _CLEAR = 4  # a window is followed if it is this many times as long as the error
 
 
 class Step(NamedTuple):
-    """The state of the last peer in a chain of peers, while threads waited for the first."""
+    """State of the last peer in a chain of peers, while `threads` waited for the first peer."""
 
     threads: Threads
     network: str  # what TCP says of their wait (`analysis.classes.network`)
@@ -62,7 +61,7 @@ class ClockPair(NamedTuple):
 
 @frozen
 class FleetPath:
-    """Time that threads waited for TCP peers, divided into what these did; ns."""
+    """Time that threads waited for TCP peers, divided by the state of the last peer of each chain; ns."""
 
     weight: int  # of all waits, without waiting for a CPU afterwards
     waits: int
@@ -73,8 +72,8 @@ class FleetPath:
 
 
 def path_of(selected: Selected) -> FleetPath:
-    """Return what the peers did while the selected threads waited for them. Waits for connections whose cause is known
-    are followed: those of servers for requests are not."""
+    """Return what the peers did while the selected threads waited for them. Followed are waits for connections with a
+    network cause; waits of servers for requests have no cause."""
     samples, tables = selected.samples, selected.tables
     rows = single_waits(samples.filter(samples.network.notnull(), samples.remote_address.notnull()))
     weights = {name: rows[f"{name}_ns"].cast("decimal(38, 0)").sum().fill_null(0) for name in ("weight", "runq")}
@@ -96,8 +95,8 @@ def path_of(selected: Selected) -> FleetPath:
 
 
 def drawn(rows: Any, step_ns: int) -> Any:
-    """Return about one row for each `step_ns` of weight, longer ones all; all rows for 0. The places of the times on a
-    circle of a prime number of ns are the draw, so that a view shown again is the same."""
+    """Return a sample of rows: each is kept with probability weight / `step_ns`, at most 1; all rows if `step_ns` is 0.
+    The draw is a hash of time and tid (a place on a circle of a prime length), so a view shown again is the same."""
     if not step_ns:
         return rows
     place = (rows.time_ns % _PRIME * 7919 + rows.tid.cast("int64") * 104729) % _PRIME
@@ -105,7 +104,7 @@ def drawn(rows: Any, step_ns: int) -> Any:
 
 
 class _Part(NamedTuple):
-    """Part of a window, by the clock of the peer: what that did."""
+    """Part of a window, by the clock of the peer, and the state of the peer in it."""
 
     window: Window
     doing: str
@@ -124,13 +123,13 @@ class _Follower:
         self.uncertain = 0.0
 
     def begin(self, wait: Wait, step_ns: int) -> Window:
-        """Return the window of a wait that is to be followed; it stands for `step_ns` at least (`drawn`)."""
+        """Return the window of a wait to be followed; it stands for `step_ns` at least, since waits were `drawn`."""
         scale = wait.scale * max(step_ns / wait.weight_ns, 1)
         facts = wait.clock, wait.ends, wait.object, wait.begin_ns, wait.woken_ns, scale
         return Window(self._threads(wait), printable(wait.network), (), *facts)
 
     def add(self, window: Window, doing: str, object_: str, ns: float) -> None:
-        """Add time in which the last peer of a window did something."""
+        """Add `ns` to the step in which the window's last peer was in state `doing`, at object `object_`."""
         self.steps[Step(window.threads, window.network, window.peers, doing, printable(object_))] += ns
 
     def clocks(self) -> list[ClockPair]:
@@ -143,7 +142,7 @@ class _Follower:
         return [ClockPair(*pair) for pair in sorted(named.items())]
 
     def follow(self, windows: Sequence[Window]) -> list[Window]:
-        """Sum what the peers did in some windows; return the times in which these waited for connections in turn."""
+        """Sum what the peers of some windows did; return the windows in which peers waited for connections in turn."""
         peers = peers_of(self._tables, windows)
         offsets = offsets_of(windows, peers)
         self._offsets |= offsets
@@ -160,8 +159,8 @@ class _Follower:
         return self._divide(moved)
 
     def _divide(self, windows: Sequence[tuple[Window, Wait]]) -> list[Window]:
-        """Sum the parts of windows that are times of their peers; the rest is running. Where waits were sampled, they
-        may stand for more than the windows, and are made to fit by their sums."""
+        """Sum the peers' waits in windows by step, the rest as running; return the windows to be followed further.
+        Sampled waits may stand for more time than the windows: then the waits of a chain are scaled down to fit."""
         weight_of_step, explained = defaultdict[Step, float](float), defaultdict[Step, float](float)
         parts = list(self._parts(windows))
         for window, _ in windows:
@@ -198,7 +197,7 @@ class _Follower:
                 yield _Part(window, wait.wait_class, wait.object, blocked)
 
     def _at_peer(self, window: Window, peer: Wait, offset_ns: int) -> Window:
-        """Return a window by the clock of its peer, as that end of the connection sees it."""
+        """Return the window as the peer sees it: the peer's clock, its ends of the connection, the peer in `peers`."""
         return replace(
             window,
             peers=(*window.peers, self._threads(peer)),
@@ -268,7 +267,7 @@ def path(followed: FleetPath, facts: Head, style: Style, limit: int | None) -> I
 
 
 def _of_all_objects(followed: FleetPath) -> list[tuple[Step, Counter[str]]]:
-    """Return the steps without object and cause, the largest first, and the ns of each by object."""
+    """Return (step without object and network cause, ns by object) of each such step, the largest first."""
     sums: dict[Step, Counter[str]] = {}
     for step, ns in followed.steps:
         sums.setdefault(step._replace(network="", object=""), Counter())[step.object] += ns
@@ -276,7 +275,7 @@ def _of_all_objects(followed: FleetPath) -> list[tuple[Step, Counter[str]]]:
 
 
 def _first_sentence(followed: FleetPath, step: Step, objects: Counter[str]) -> str:
-    """Return the sentence on what took most of the time."""
+    """Return the sentence on `step`, the largest, and the object with most of its time (`objects`: ns by object)."""
     (object_, most), *_ = objects.most_common(1)
     others = " and others" if any(other.threads != step.threads for other, _ in followed.steps) else ""
     share = f"{round(100 * objects.total() / followed.weight)} % of {hours(followed.weight)}"
@@ -290,7 +289,7 @@ def _first_sentence(followed: FleetPath, step: Step, objects: Counter[str]) -> s
 
 
 def _remarks(followed: FleetPath) -> Iterator[str]:
-    """Yield sentences on what the table does not say, or not exactly."""
+    """Yield sentences on unknown peers, differences of clocks, and shares that are estimates."""
     unknown = sum(ns for step, ns in followed.steps if step.doing == NO_PEER)
     if unknown:
         yield f"Unknown peers: {say.share(unknown, followed.weight)}."
@@ -314,5 +313,5 @@ def _name(threads: Threads) -> str:
 
 
 def _names(step: Step) -> str:
-    """Return the peers, in the order in which they waited for each other."""
+    """Return the chain of peers, each waiting for the next, as text: `A → B`."""
     return " → ".join(map(_name, step.peers)) or say.NOT_KNOWN

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find the thread at the other end of a TCP connection, perhaps on another host: it waited for the same connection, so
-that its rows of `samples` have the same two addresses, exchanged. Of several threads, the one whose wait ended nearest
-to the begin of the window, with the request, or began nearest to its end, after the answer.
+that its rows of `samples` have the same two addresses, exchanged. Of several threads it is the one whose wait ended
+nearest to the begin of the window (by the request), or began nearest to the end of the window (after the answer).
 
-Clocks of two hosts are compared by these pairs: a request arrives a moment after the window begins, and the thread
-waits again a moment before it ends. The offset is half way between both, as in NTP, and half of what they differ is its
-error. A host has the same clock until it boots."""
+Clocks of two hosts are compared by pairs of window and peer: a request arrives a moment after the window begins, and
+the thread waits again a moment before it ends. The offset is half way between both, as in NTP, and half of their
+difference is its error. A host has the same clock until it boots."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
@@ -69,7 +69,7 @@ class Wait(NamedTuple):
 
     @property
     def scale(self) -> float:
-        """Return the time that a ns of the wait stands for."""
+        """Return the ns that a ns of the wait stands for: more than 1 if waits were sampled by length."""
         return self.weight_ns / self.off_ns
 
     @property
@@ -79,7 +79,7 @@ class Wait(NamedTuple):
 
     @property
     def ends(self) -> Ends:
-        """Return the ends of the connection; "", "" if it waited for none."""
+        """Return the (local, remote) addresses of the connection; ("", "") if the wait was for no connection."""
         return self.local, self.remote
 
 
@@ -111,7 +111,7 @@ class Window:
 
 
 class Peer(NamedTuple):
-    """The nearest wait of the other end, and its distances from a window, by clocks that are not corrected."""
+    """The other end's wait nearest to a window, and its distances from the window; clocks are not corrected."""
 
     wait: Wait
     request_ns: int  # from the begin of the window to the wake-up by the request
@@ -146,7 +146,7 @@ def fetch(tables: Tables, rows: Any) -> list[Wait]:
 
 
 def _near(tables: Tables, wanted: Sequence[tuple[Any, ...]], keys: Sequence[str]) -> Any:
-    """Return the single waits that overlap a time in `wanted`, (values of `keys`, begin, end), as an Ibis table."""
+    """Return an Ibis table of the single waits with the keys of a `wanted` row (*keys, begin, end) in its time."""
     import ibis
 
     first, last = min(times[-2] for times in wanted), max(times[-1] for times in wanted)
@@ -217,8 +217,8 @@ def _nearest(waits: Sequence[Wait], times: Sequence[int], ns: int) -> tuple[Wait
 
 
 def offsets_of(windows: Sequence[Window], peers: Sequence[Peer | None]) -> dict[tuple[Clock, Clock], Offset]:
-    """Return (clock of a window, clock of its peer) → difference. Longer distances than half a window are of other
-    requests."""
+    """Return (clock of a window, clock of its peer) → difference. Distances of more than half a window belong to other
+    requests and do not count."""
     distances: dict[tuple[Clock, Clock], tuple[list[int], list[int]]] = {}
     for window, peer in zip(windows, peers, strict=True):
         if peer is None:
@@ -243,8 +243,8 @@ def _offset(clocks: tuple[Clock, Clock], requests: Sequence[int], answers: Seque
 
 
 def overlapping(tables: Tables, windows: Sequence[tuple[Window, Wait]]) -> Iterator[tuple[Window, Wait, int, int, int]]:
-    """Yield the waits of threads in windows by the clock of their host: window, wait, and its begin, wake-up and end,
-    cut to the window. `windows`: pairs of a window and any wait of the thread."""
+    """Yield (window, wait, begin, wake-up, end) of each wait of a window's thread in the window; times are cut to the
+    window and by the clock of its host. `windows`: pairs of a window and any wait of the thread."""
     if not windows:
         return
     wanted = [(*_thread(wait), window.begin_ns, window.end_ns) for window, wait in windows]

@@ -169,7 +169,7 @@ def lengths_of(
 
 
 def _percentile(counts: Counter[int], part: float) -> int:
-    """Return the smallest value that the `part` of the counted ones does not exceed."""
+    """Return the smallest value such that the share `part` of all counts is of values up to it."""
     left = part * counts.total()
     for value, count in sorted(counts.items()):
         left -= count

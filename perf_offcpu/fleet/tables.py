@@ -65,7 +65,7 @@ class Tables:
 
     def check_versions(self, until_ns: int | None = None) -> None:
         """Raise PerfOffcpuError if a segment until `until_ns` is of another version: its rows may mean something else.
-        Files of the table hosts stand for those of their segments: they are small, and each query reads them."""
+        Only files of table `hosts` are read, for all files of a segment: they are small, and each query reads them."""
         from perf_offcpu.dataset.parquet import VERSION_KEY, wrong_version
 
         files = self.dataset.files("hosts", None, until_ns) if self.dataset else []

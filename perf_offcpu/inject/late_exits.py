@@ -33,7 +33,7 @@ from perf_offcpu.perfdata.write.columns import woven
 
 
 class LateCopies:
-    """Collects the stack copies that a sample refers to before they come; `reopen` as of `SnapshotStore`."""
+    """Collects stack copies that come in the file after a referring sample. `reopen`: as of `SnapshotStore`."""
 
     def __init__(self, reopen: Callable[[str], int | None]) -> None:
         self._store = SnapshotStore(Losses(), reopen=reopen)
@@ -83,7 +83,7 @@ class LateExits:
         self._moved = np.empty(0, np.int64)
 
     def take_exits(self, chunk: Chunk, tasks: Iterable[TaskRecords], events: Events) -> None:
-        """Keep the EXITs among the task records of a chunk that have a time by which perf sorts them."""
+        """Keep those EXITs of a chunk (among its task records `tasks`) whose trailer has a time."""
         exits = np.flatnonzero(chunk.types == RecordType.EXIT)
         for records in tasks:
             if records.kind == RecordType.EXIT:

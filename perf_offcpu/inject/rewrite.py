@@ -74,10 +74,10 @@ def rewrite(path: str, out_fd: int, out_path: str, options: RewriteOptions | Non
 
 
 class Survey:
-    """Gathers, in the first pass, facts that a sample may need long before they are recorded: the process of its
-    thread (to exchange pid and tid where upstream swapped them), the end of that thread (the time of a sum), and its
-    deferred user callchain (each different callchain is kept once, and 28 bytes for each record). Also the time of the
-    last sample, which is in the features: a pipe begins with these."""
+    """Gathers, in the first pass, facts that a sample may need long before they are recorded: the process of its thread
+    (to exchange pid and tid where upstream swapped them), the end of that thread (the time of a sum), and its deferred
+    user callchain (each different callchain is kept once, and 28 bytes for each record). Also the times of the first
+    and last sample, for the header features, with which a pipe begins."""
 
     def __init__(self, reader: PerfDataReader, adds_waits: bool) -> None:
         self.reader, self._adds_waits = reader, adds_waits

@@ -101,7 +101,7 @@ class SampleBatch:
 
 
 def model_fields(samples: Samples) -> dict[str, NDArray[Any]]:
-    """Return the columns of SAMPLE that the model has: the inverse of `decode.samples.model_samples`."""
+    """Return field of SAMPLE → column, for fields that the model has: the inverse of `decode.samples.model_samples`."""
     return {
         "ip": samples.ip,
         "pid": samples.pid.view(np.uint32),

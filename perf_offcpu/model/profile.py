@@ -137,7 +137,7 @@ class Profile:
 
     @property
     def other_samples(self) -> str:
-        """Return what the samples are that are no waits of threads: of a CPU or, with `--by task`, of tasks."""
+        """Return the word for samples that are no waits of threads: CPU sample or, with `--by task`, task reading."""
         are_tasks = bool(self.evsels) and all(event.name == TASK_EVENT for event in self.evsels)
         return TASK_READING if are_tasks else "CPU sample"
 

@@ -122,7 +122,7 @@ def is_signal_return(image: ElfImage, offsets: U64) -> Bool:
 
 
 def _bytes(image: ElfImage, offset: int, size: int) -> bytes:
-    """Return `size` bytes at a file offset: zeros for negative offsets; all zeros if the file ends before the last."""
+    """Return `size` bytes at a file offset, zeros before offset 0; only zeros if the file ends too early."""
     before = max(0, -offset)
     inside = offset + size <= image.source.size
     data = image.source.read(offset + before, size - before) if inside else b""

@@ -103,8 +103,8 @@ def open_dso(recording: Recording, dso: int, search: Search, stack: ExitStack) -
 
 
 def _inside(name: str, pids: Sequence[int]) -> str:
-    """Return a path of the file that processes have mapped under `name` and that is not the one outside, as in
-    containers; "" if there is none. Raises Refused: they have mapped different files."""
+    """Return a path to the file that running processes have mapped as `name`, if it is another file than `name` outside
+    of their container; "" if there is none. Raise Refused if they have mapped different files."""
     files = {file: path for path in mapped_files(name, pids) if (file := _identity(path))}
     if len(files) > 1:
         raise Refused(losses.SEVERAL_FILES)

@@ -68,14 +68,14 @@ class PerfMaps:
         return self._tables[pid]
 
     def frames_of(self, pid: int) -> dict[int, tuple[int, int]]:
-        """Return start → (size, begin) of the frames that the map of a process tells (`abi.counters.JIT_MAP`)."""
+        """Return start of code → (frame size, offset from which it holds), in bytes, by a JVM's map (`JIT_MAP`)."""
         if pid not in self._frames:
             lines = _FRAME.findall(self.recording.perf_maps.get(pid, b""))
             self._frames[pid] = {int(start, 16): (int(size, 16), int(begin, 16)) for start, size, begin in lines}
         return self._frames[pid]
 
     def methods_of(self, pid: int) -> SymbolTable:
-        """Return the interpreted methods that the map of a process tells, by the addresses of their objects."""
+        """Return the interpreted methods in the map of a process, by the addresses of their method objects."""
         if pid not in self._methods:
             text = self.text_of(pid) if pid in self.recording.perf_maps else b""
             self._methods[pid] = parse_perf_map(b"".join(_METHOD.findall(text) if isinstance(text, bytes) else ()))

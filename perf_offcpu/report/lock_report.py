@@ -140,7 +140,7 @@ def _hands(lock: LockRow, style: Style) -> Iterator[str]:
 
 
 def _rest(lock: LockRow, style: Style) -> Iterator[str]:
-    """Yield lines on the parts of the waits' time that the rows of holders do not explain."""
+    """Yield lines on wait time without a row: holder or releaser unknown, time after the wake-up."""
     total = lock.row.total.weight
     rest = total - lock.weight_known - lock.weight_unknown
     parts = (

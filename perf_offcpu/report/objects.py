@@ -94,7 +94,7 @@ class LockTable:
 
 @mutable
 class _Hands:
-    """Time that threads held objects (`HeldTime`): `is_held` by object, other columns by (object, tid)."""
+    """Times for which threads held objects: `is_held` has a row per object, other columns one per (object, tid)."""
 
     is_held: Bool  # bool[objects], True if any wait for the object has a known holder
     of: I64  # rank of the object in `_Objects`
@@ -158,7 +158,7 @@ class _Objects:
         ]
 
     def _held(self, rank_of_name: I64) -> _Hands:
-        """Return known holders of objects. `rank_of_name`: int64[strings], rank of the object so named; -1 not kept."""
+        """Return the holding times of the kept objects. `rank_of_name`: int64[strings], rank of object; -1 not kept."""
         with_holder = self.of[(self.holders.held >= 0) & (self.of >= 0)]
         is_held = np.bincount(with_holder, minlength=self.number) > 0
         time = held_time(self.profile, self.holders, np.append(is_held, False)[self.of])

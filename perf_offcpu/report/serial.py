@@ -148,7 +148,7 @@ def _rows(
     sums: dict[tuple[str, str], list[int]] = {}
 
     def add(index: int, name: str, *times: int, samples: int = 0) -> None:
-        """Add `times` (weight, alone) of track `index` in function `name`, their preempted parts to FOR_CPU instead."""
+        """Add `times` (weight, alone) of track `index` to function `name`, but their preempted part to FOR_CPU."""
         ready = np.array(times, np.int64)
         queued = cpu_waits.of(np.full(2, index), ready)
         for label, values in ((name, [*(ready - queued).tolist(), samples]), (FOR_CPU, [*queued.tolist(), 0])):

@@ -75,7 +75,7 @@ def key_columns(keys: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Iterato
 
 
 def _beside_columns(summary: Summary, style: Style) -> list[Column]:
-    """Return the columns of the other event: normally the threads' time on a CPU."""
+    """Return the columns of the event shown next to the waits, normally CPU samples: time, number of samples."""
     event = summary.beside
     if event is None:
         return []
@@ -118,7 +118,7 @@ def _budget_columns(table: BudgetTable, style: Style) -> list[Column]:
 
 
 def _budget_names(table: BudgetTable) -> Iterator[Column]:
-    """Return the columns that say whose budget a row is; the rows of sums come last."""
+    """Return the columns that identify the threads of each row: TID or number, PID, command, cgroup; sums last."""
     rows = table.rows
     sums = [f"and {say.plural(row.threads, 'thread')} of {_of_comm(row)}" for row in table.rest]
     sums += [f"total of {say.plural(row.threads, 'thread')}" for row in _shown_total(table)]

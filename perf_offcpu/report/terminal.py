@@ -161,7 +161,7 @@ def frame_lines(frames: Sequence[Name], style: Style) -> Iterator[str]:
 
 
 def collapsed(frames: Sequence[Name], style: Style) -> Iterator[str]:
-    """Yield frames (given root first) as lines in the style's order, adjacent frames of one name as one, counted."""
+    """Yield frames (given root first) in the style's order, a line for each run of one name: `NAME (3 frames)`."""
     for name, same in itertools.groupby(frames[::-1] if style.leaf_first else frames):
         times = sum(1 for _ in same)
         yield _frame(name, style) + (f" ({times} frames)" if times > 1 else "")

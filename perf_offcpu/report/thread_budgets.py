@@ -67,7 +67,7 @@ class Lives(NamedTuple):
 
 
 def budget_table(profile: Profile, limit: int | None = None, by: str = "thread") -> BudgetTable | None:
-    """Return the budgets of the selected threads, in rows by one of BUDGETS_BY; None if they are unknown."""
+    """Return the budgets of the selected threads, a row for each value of `by` (BUDGETS_BY); None if unknown."""
     lives = counted_lives(profile) if len(profile.budget) else _derived(profile)
     if lives is None:
         return None
@@ -101,7 +101,7 @@ def _rest(profile: Profile, lives: Lives, cut: Bool, limit: int) -> list[BudgetR
 
 
 def _rows(profile: Profile, lives: Lives, row_of: I64, number: int) -> list[BudgetRow]:
-    """Return the sums of threads in `number` rows, none of them empty. `row_of`: the row of each thread; -1 none."""
+    """Return `number` sums of threads. `row_of`: int64[threads], the sum that each is part of (none empty); -1 none."""
 
     def sums(column: I64) -> list[int]:
         return list(sum_by(row_of, column, number).tolist())

@@ -66,7 +66,7 @@ def heaviest(weight: I64, limit: int | None, beside: I64 | None = None) -> tuple
 
 
 def places_of(kept: I64, size: int) -> I64:
-    """Return int64[size]: of each number below `size` its index in `kept`; -1 if `kept` does not have it."""
+    """Return int64[size]: the index of each number below `size` in `kept`; -1 for numbers that are not in it."""
     place = np.full(size, -1, np.int64)
     place[kept] = np.arange(len(kept))
     return place

@@ -7,10 +7,10 @@ Exported functions of a stripped library often end with a jump to a local one, w
     libc        sem_clockwait:  …  jmp local
                 local:          …  syscall              stack: local, program
 
-The frame of the local function returns to the program, and the instruction before that address tells what was called:
-`sem_clockwait`. A function that the dynamic linker looked up counts only if the file of the frame exports its name;
-otherwise another file had put its own function in front. In the same file, one counts with a symbol at its address. The
-part of CPython's interpreter that is apart (`interpreter_part`) has its name however it was called."""
+The frame of the local function returns to the program; the call instruction before that address names the function
+called: `sem_clockwait`. A name that the dynamic linker looked up is used only if the file of the frame exports it: else
+another file interposed its own function. A call within one file is used if a symbol begins at its target. The split-off
+part of CPython's interpreter (`interpreter_part`) gets its name however it was called."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -119,7 +119,7 @@ def _symbols(code: "_Code", inner: I64, outer: I64, strings: Strings) -> I64:
 
 
 class _Code:
-    """Reads the code of locations in the files that their mappings name. `rows`: ascending, of `locations`."""
+    """Reads the code of locations in the files that their mappings name. `rows`: rows of `locations`, ascending."""
 
     def __init__(self, recording: Recording, locations: Locations, rows: I64, search: Search) -> None:
         self.recording, self.search = recording, search
@@ -135,7 +135,7 @@ class _Code:
         self.shift = locations.ip - locations.lookup
 
     def calls(self, callers: I64) -> dict[int, _Call]:
-        """Return location row of a return address in `callers` → function that the call before it calls, if known."""
+        """Return row of a return address in `callers` → function that the call before it calls, where known."""
         calls = dict[int, _Call]()
         for dso in distinct(self.dso[callers]).tolist():
             rows = callers[self.dso[callers] == dso]
@@ -151,7 +151,7 @@ class _Code:
         return calls
 
     def names(self, frames: I64, calls: Sequence[_Call]) -> list[str | bytes]:
-        """Return for each frames[i], a location row, the name of the function in calls[i]; "" if it is not certain."""
+        """Return the name of calls[i] for each frame frames[i] (location row); "" if it may be another function."""
         names: list[str | bytes] = [""] * len(frames)
         dso_of_frame = self.dso[frames]
         for dso in distinct(dso_of_frame).tolist():
@@ -178,7 +178,7 @@ class _Code:
         return names
 
     def is_interpreter(self, frames: I64) -> Bool:
-        """Return bool[n]: True for location rows in the part of CPython's interpreter that is apart."""
+        """Return bool[n]: True for location rows in the split-off part of CPython's interpreter."""
         result, dso_of_frame = np.zeros(len(frames), np.bool_), self.dso[frames]
         for dso in distinct(dso_of_frame).tolist():
             if "python" in self.recording.strings[int(self.recording.dsos.path[dso])]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the part of CPython's interpreter that GCC has put apart, as code that seems to run rarely: in Debian's 3.14 the
-loop itself (x86-64). A stripped file has no symbol there, but call frame information as of a function of its own, and
-the interpreter jumps into its middle; jumps that end a function lead to begins of functions."""
+"""Find the part of CPython's interpreter function that GCC split off as rarely run code: in Debian's 3.14 the loop
+itself (x86-64). In a stripped file it has no symbol, but call frame information like a function of its own. Jumps of
+the interpreter into its middle identify it: jumps that end a function (tail calls) lead to begins of functions."""
 
 from typing import Final
 

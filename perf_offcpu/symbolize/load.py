@@ -38,9 +38,9 @@ def join_profiles(
     recordings: Sequence[Recording], symbols: SymbolizeOptions, join_options: JoinOptions, *, merge: bool
 ) -> Profile:
     """Join recordings by host, name their addresses and join the profiles. `recordings`: without snapshots, and with
-    deferred callchains that are not merged. `symbols`: kernel symbols that they name serve for the first host, and for
-    others with its kernel build. `merge`: complete samples whose user callchain was deferred; else deferred callchains
-    become samples. Raises UsageError: they cannot be joined, or a file that the options name cannot be read."""
+    deferred callchains that are not merged. `symbols`: its files of kernel symbols are used for the first host, and for
+    hosts with the same kernel build. `merge`: complete samples whose user callchain was deferred; else deferred
+    callchains become samples. Raises UsageError: they cannot be joined, or a file of the options is unreadable."""
     hosts = join_by_host(recordings, join_options)
     if len(hosts) > MAX_HOSTS:
         raise UsageError(f"{len(hosts)} hosts: ids of processes have room for {MAX_HOSTS}")

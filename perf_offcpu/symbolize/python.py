@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Merge Python functions into stacks.
 
-A call of CPython's C function that interprets runs several Python functions: the frames of these are inserted above
-the call's, towards the leaf, named as in a perf map. Calls and functions are paired from the leaf on, so that a stack
-that is cut before its root has the right functions at the calls that it has; functions of calls that it lacks stand
-next to its root. With perf trampolines (`python -X perf`) the caller of the call has that name already."""
+One call of CPython's interpreter (a C function) runs several Python functions: their frames are inserted on the
+leaf side of the call's frame, named as in a perf map. Calls and functions are paired from the leaf on: so a stack that
+is cut before its root has the right functions at its calls, and the functions of missing calls stand next to its
+root. With perf trampolines (`python -X perf`) the caller of the call already has the name: nothing is inserted."""
 
 import re
 from typing import Final
@@ -77,8 +77,8 @@ def with_places(
 
 
 def _insertions(is_first: Bool, calls: I64, length: int) -> I64:
-    """Return int64[n]: the index in a chain of this length before which each of n Python functions goes, leaf first.
-    `is_first`: of each. `calls`: indices of the calls that interpret, leaf first."""
+    """Return int64[n]: index in a chain of `length` frames before which each of n Python functions goes, leaf first.
+    `is_first`: bool[n], first function of its call. `calls`: indices in the chain of interpreting calls."""
     call: I64 = np.cumsum(is_first) - is_first
     after_last = calls[-1] + 1 if len(calls) else length
     return np.append(calls, after_last)[np.minimum(call, len(calls))]

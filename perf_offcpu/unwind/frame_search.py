@@ -11,7 +11,7 @@ calls left behind link to them, too, but lie below the record that belongs to th
 
 So of the records that link to one, only the highest counts. The call before the return address must lead to the
 function, as far as the instruction tells. Of several records, as of a recursion, the lowest is that of the function.
-What it leads to is believed only if the walk from there ends at a root, or where the copy of the stack does."""
+The frames after it are kept only if the walk from there ends at a root, or at the end of the copy of the stack."""
 
 from collections.abc import Callable
 from typing import Final

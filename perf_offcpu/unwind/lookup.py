@@ -129,7 +129,7 @@ class Rules:
         return len(self.expressions) - len(expressions)
 
     def join(self) -> None:
-        """Put rule sets that were added into the columns."""
+        """Append the added rule sets to `words`, and compute the columns again."""
         if self._added:
             self.words = np.concatenate([self.words, *self._added])
             self._added = []
@@ -167,7 +167,7 @@ class Trampolines:
         self.recording, self.maps = recording, maps
 
     def are_methods(self, spaces: I32, addresses: U64) -> Bool:
-        """Return bool[n]: at address i in address space i is an object of HotSpot that describes a method."""
+        """Return bool[n]: True if a method object of HotSpot is at address i of address space i."""
         result, pids = np.zeros(len(addresses), np.bool_), self.recording.spaces.pid[spaces]
         for pid in distinct(pids).tolist():
             table, places = self.maps.methods_of(pid), np.flatnonzero(pids == pid)
@@ -216,7 +216,7 @@ def _code_mask(recording: Recording, registers: Registers) -> np.uint64:
 class CfiLookup:
     """Look up the rule set at addresses of a recording's processes. `table_of` returns the file of a dso, by its row,
     or None, and is called at most twice for each: first without its table, which is needed for addresses that `rules`
-    has not met. `trampolines` finds calls in code without a table, `calls` unknown frame pointers."""
+    has not met. `trampolines` knows code without a table; `calls` reads call instructions, to search frame pointers."""
 
     def __init__(
         self,
@@ -283,8 +283,8 @@ class CfiLookup:
         return rules_row
 
     def entries(self, space: int, pc: int) -> tuple[int, frozenset[int]]:
-        """Return (dso, addresses in its file at which the function at `pc` may begin): the nearest ones before it where
-        the CFA is the stack pointer + 8, as at an entry, and after a return in the middle of a function."""
+        """Return (dso, addresses in its file at which the function at `pc` may begin): the nearest before it whose CFA
+        is the stack pointer + 8, as at an entry; also after a return in the middle of a function."""
         maps = self.recording.maps
         spaces, address = np.full(1, space, np.int32), np.full(1, pc, np.uint64)
         row = int(find_mappings(maps, self.recording.spaces, spaces, address)[0])
@@ -317,7 +317,7 @@ class CfiLookup:
         return self._in_file(dso, offsets)
 
     def _rows_of(self, dso: int, table: CfiTable, sets: I32) -> I32:
-        """Return the rows in `rules` of rule sets of a dso's table, after those that are new were added."""
+        """Return the rows in `rules` of rule sets `sets` of a dso's table; new rule sets are added first."""
         if dso not in self._numbers:
             numbers = np.append(np.full(len(table.rules), -1, np.int32), np.int32(NO_CFI))  # the last: of NO_RULES
             self._numbers[dso] = numbers, self.rules.add_expressions(table.expressions)

@@ -63,7 +63,7 @@ class Walk(WalkState):
         return self._without_wrong_frames(_chains(steps, len(self.spaces))), self.end
 
     def _without_wrong_frames(self, chains: Ragged) -> Ragged:
-        """Return the chains; those that a found frame pointer led astray end before that frame's caller."""
+        """Return the chains; where the walk from a searched frame pointer ended wrongly, they end before its caller."""
         wrong = [lane for lane in self.searched if self.end[lane] not in (End.ROOT, End.EXHAUSTED)]
         if not wrong:
             return chains
@@ -169,7 +169,7 @@ class Walk(WalkState):
                 self.has_exact |= bool(rules.is_signal[rule_row])
 
     def _search_frames(self, lanes: I64, cfa_offset: U64) -> None:
-        """Set the frame pointer of walks whose current function keeps one and where it is not known, if it is found."""
+        """Set the unknown frame pointer of walks whose function keeps one, where a search of the stack finds it."""
         frames = self.lookup.frames
         missing = lanes[~self.knows(lanes, self.registers.fp) & (cfa_offset == RECORD)]
         for lane in missing.tolist():
@@ -188,7 +188,7 @@ class Walk(WalkState):
     # Code without rules
 
     def _frame(self, lanes: I64) -> tuple[U64, U64, U64, Bool]:
-        """Return (frame pointer, word there, word above: return address, True if it was read and is in code or 0)."""
+        """Return (frame pointer, saved one, return address, True if both were read and the address is in code or 0)."""
         fp = self.fp[lanes]
         below, has_below = self.read(lanes, fp)
         signed, has_ra = self.read(lanes, fp + _WORD)

@@ -79,9 +79,9 @@ def _build(image: ElfImage, debug: ElfImage | None, registers: Registers) -> Cfi
 
 
 def _go_roots(image: ElfImage, registers: Registers) -> CfiTable:
-    """Return rules that end stacks at the functions of Go that begin them: those of threads, of goroutines, and those
-    that switch to the stack of the thread. The caller of the latter is on the stack of the goroutine; where their own
-    frame rules look for it, there are stale words."""
+    """Return rules that end stacks at the root functions of Go: entries of threads and goroutines, and functions that
+    switch to the stack of the thread. Callers of the latter are on the stack of the goroutine; where their own frame
+    rules look for a caller, there are stale words."""
     if image.section_named(b".go.buildinfo") is None:
         return CfiTable()
     symtab = image.section_of_type(elf.SectionType.SYMTAB)

@@ -122,13 +122,13 @@ class _Judge:
         self._names = {compat: syscall_names(arch, compat=compat) for compat in (False, True)}
 
     def syscall(self, evidence: Evidence, number: int) -> str:
-        """Return the system call's name, or `number` if it has none; without a number: by the stack, else ""."""
+        """Return the name of system call `number`, else the number; if unknown, the name by the stack, else ""."""
         if number == SYSCALL_UNKNOWN:
             return evidence.entry_name
         return self._names[evidence.compat >= 0].get(number, str(number)) if number >= 0 else ""
 
     def wait_class(self, evidence: Evidence, number: int, syscall: str, state: str, thing: int) -> WaitClass:
-        """Return the class. `number`, `syscall`: system call, its name; `state`: letter; `thing`: of `object_codes`."""
+        """Return the wait class. `number`, `syscall`: number, name of the call; `thing`: a code of `object_codes`."""
         if state == "R":
             return WaitClass.RUNQUEUE
         if state in ("T", "t"):
@@ -188,9 +188,9 @@ _ANYWHERE = (WaitClass.RUNQUEUE, WaitClass.THROTTLED, WaitClass.STOPPED)
 
 
 def like_single_waits(profile: Profile, wait_class: U8, purpose: I32, undecided: Bool) -> tuple[U8, I32]:
-    """Return class and purpose of each sample. Sums of class OTHER or POLL get those of most single waits of the same
-    pid, system call and innermost user frame; sums of class LOCK do if these are LOCK or CHILD. `wait_class`,
-    `purpose`: before this change. `undecided`: bool[samples], True where no rule of a program decided the class."""
+    """Return class and purpose of each sample. A sum of class OTHER or POLL takes the most frequent pair of both among
+    single waits with its pid, system call and innermost user frame; a sum of class LOCK only a pair of LOCK or CHILD.
+    `wait_class`, `purpose`: before this. `undecided`: bool[samples], True where no rule of a program decided."""
     samples = profile.samples
     is_wait, is_sum = profile.is_offcpu(), samples.has(SUM_FLAGS)
     is_comparable = is_wait & (samples.syscall >= 0) & (samples.stack >= 0)
@@ -313,12 +313,12 @@ def object_codes(profile: Profile) -> I16:
 
 
 def work_of_lock(facts: int, means: Means | None) -> str:
-    """Return what brings the next work, in words, if waits for a lock or semaphore are idle; "" if they are not.
+    """Return the event that brings the next work, in words, if waits for a lock or semaphore are idle; else "".
     Condition variable: idle unless only its own waiters end its waits. Semaphore: idle if only threads that never wait
-    for it end its waits, or no thread does and no other process shares it. No lock is idle if threads end each
-    other's waits, by one lock each: a runtime's locks, and queues of limited length. Futex of unknown wrapper: idle
-    if several threads wait for it, only other threads end the waits, and it does not look like a mutex or rwlock.
-    `facts`: ObjectFact. `means`: meaning of the wrapper; None if unknown."""
+    for it end its waits, or no thread does and no other process shares it. No lock is idle if threads wake each other
+    in a circle, each alone at its lock: a runtime's locks, queues of limited length. Futex of unknown wrapper: idle if
+    several threads wait for it, only others end the waits, and it does not look like a mutex or rwlock. `facts`:
+    ObjectFact. `means`: meaning of the wrapper; None if unknown."""
     if means is None and facts & (ObjectFact.MUTEX | ObjectFact.RWLOCK):
         means = Means.LOCK
     enders = facts & _ENDERS
@@ -339,7 +339,7 @@ def class_of(code: int) -> WaitClass | None:
 
 
 def is_connected(code: int) -> bool:
-    """Return True if a code of `object_codes` is that of a pipe or of a connected socket."""
+    """Return True if a code of `object_codes` stands for a pipe or a connected socket."""
     return code >= 0 and bool(code & _CONNECTED)
 
 

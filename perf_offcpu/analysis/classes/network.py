@@ -92,7 +92,7 @@ class Network:
         return cls(cause, zero, zero, zero, none, is_open)
 
     def with_rows(self, rows: I64, network: "Network") -> "Network":
-        """Return a copy in which these rows are those of another table."""
+        """Return a copy in which row `rows[i]` is replaced by row i of `network`."""
         columns = {field.name: getattr(self, field.name).copy() for field in fields(self)}
         for name, column in columns.items():
             column[rows] = getattr(network, name)
@@ -100,7 +100,7 @@ class Network:
 
 
 class Before(NamedTuple):
-    """Totals of the previous sample of each connection, as columns."""
+    """Growth of TCP totals since the previous sample of each connection, as columns."""
 
     retransmissions: I64  # since then; since the begin of the connection if there is no previous sample
     window_ns: I64  # time in which the peer's window was full, likewise
@@ -208,8 +208,8 @@ def tcp_causes(samples: SampleColumns, operation: U8, inward: Bool, since: Befor
 
 
 def _is_new(samples: SampleColumns, received_ago: I64, length: I64) -> Bool:
-    """Return bool[n]: True where the handshake ended in the wait, or has not ended. At its end the kernel notes the
-    time as that of the last data, though no data came."""
+    """Return bool[n]: True where the handshake ended during the wait, or has not ended. At its end the kernel sets the
+    time at which data was last received, though none was."""
     made = (samples.tcp_segments_in == 0) & (received_ago <= length) & (samples.tcp_state == 1)
     same = samples.tcp_sent_ticks == samples.tcp_received_ticks  # nor was data sent
     is_new: Bool = (samples.tcp_state == _SYN_SENT) | (made & same)
@@ -217,7 +217,7 @@ def _is_new(samples: SampleColumns, received_ago: I64, length: I64) -> Bool:
 
 
 def _of_udp(profile: Profile) -> I64:
-    """Return the rows of samples that waited for a UDP socket with a known other end, which is no client."""
+    """Return the rows of samples that waited for a connected UDP socket whose other end is no client."""
     objects, strings = profile.objects, profile.strings
     is_udp = (objects.kind == ObjectKind.SOCKET) & objects.connected & ~objects.inward
     is_udp[is_udp] = [strings[name].startswith("udp ") for name in objects.name[is_udp].tolist()]
@@ -227,7 +227,7 @@ def _of_udp(profile: Profile) -> I64:
 
 
 def _udp(profile: Profile, rows: I64, operation: U8) -> Network:
-    """Return the causes of waits to receive: not answered in the time asked for, or not yet; a name server."""
+    """Return causes of UDP receives: NO_ANSWER if timed out or still blocked, NAME_SERVER for port 53, else UNKNOWN."""
     udp, objects, network = profile.samples.take(rows), profile.objects, Network.unknown(len(rows))
     is_server = np.array([profile.strings[name].endswith(":53") for name in objects.name.tolist()], np.bool_)
     is_open, length = udp.has(SampleFlag.STILL_BLOCKED), udp.length_ns()

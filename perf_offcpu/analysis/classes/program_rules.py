@@ -44,7 +44,7 @@ class Rules:
         return sum(1 << bit for bit, callers in ruled if fits(callers, function))
 
     def by_comm(self, met: int) -> bool:
-        """Return True if a rule of the set, or one without a condition on frames, has a condition on the comm."""
+        """Return True if a rule in set `met`, or a rule without a condition on frames, has a condition on the comm."""
         return bool((met | self._without_frames) & self._with_comm)
 
     def find(self, met: int, wait_class: WaitClass, syscall: str, comm: str) -> ProgramRule | None:

@@ -28,7 +28,7 @@ _NO_SUFFIX = re.compile(r"(?!)")
 
 
 class Evidence(NamedTuple):
-    """Findings of the rules in the functions of a stack; stacks with equal findings share a tuple. -1: not found."""
+    """Results of the rules for the functions of a stack; stacks with equal results share a tuple. -1: none matched."""
 
     in_kernel: int  # WaitClass by functions of the kernel
     in_user: int  # WaitClass by wrappers

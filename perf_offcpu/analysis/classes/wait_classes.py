@@ -124,7 +124,7 @@ def syscall_of_function(name: str) -> str:
 
 @functools.lru_cache(KEPT_NAMES)
 def is_for_work_in_kernel(name: str) -> bool | None:
-    """Return True if a function of the kernel waits for work, such as a connection, False if it works; else None."""
+    """Return True if a kernel function waits for new work (a connection), False if it is amid work; else None."""
     return False if matches(_AT_WORK, name) else matches(_WORK_FUNCTIONS, name) or None
 
 

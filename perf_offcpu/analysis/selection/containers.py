@@ -38,7 +38,7 @@ def container_of(path: str) -> str:
 
 
 def is_container(path: str, name: str) -> bool:
-    """Return True if a control group is in the container `name`: as shown, its id or the begin of it, or its name."""
+    """Return True if a control group is in container `name`: as shown, its name, or 4 or more digits of its id."""
     label = container_of(path)
     kind, _, own = label.rpartition(":")
     name = name.removeprefix(f"{kind}:")

@@ -182,8 +182,8 @@ def _with_idle_noted(profile: Profile, idle: Bool) -> Profile:
 
 
 def _of_waits(profile: Profile, selection: Selection) -> tuple[Bool, Bool]:
-    """Return (chosen, idle), bool[samples]. chosen: waits that match the criteria on waits, and other samples, of
-    threads that `selection.idle` admits. idle: samples of idle threads, none if all are shown."""
+    """Return (chosen, idle), bool[samples]. chosen: waits that match the criteria on waits, and all other samples,
+    where `selection.idle` admits the thread. idle: samples of idle threads; all False if idle threads are shown."""
     samples = profile.samples
     rows, idle = np.ones(len(samples), np.bool_), np.zeros(len(samples), np.bool_)
     if selection.states:
@@ -228,8 +228,8 @@ def _undecided_sums(profile: Profile, min_ns: int) -> int:
 
 
 def select_events(profile: Profile, names: Sequence[str] = ()) -> Profile:
-    """Return the profile with the samples of the named events, with or without modifiers (`cycles` is also
-    `cycles:u`); of the default ones, as of `event_rows`, if none is named."""
+    """Return the profile with only the samples of the named events, with or without modifiers (`cycles` is also
+    `cycles:u`); without names, of the default events (`event_rows`)."""
     return profile.select(np.isin(profile.samples.evsel, event_rows(profile, names)))
 
 

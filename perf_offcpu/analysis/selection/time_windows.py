@@ -70,7 +70,7 @@ def parse_windows(text: str) -> tuple[Window, ...]:
 
 
 def in_windows(windows: tuple[Window, ...], times: I64, first_ns: int, last_ns: int) -> Bool:
-    """Return bool[n]: the times (ns; -1 unknown) in any window. `first_ns`, `last_ns`: bounds of the recording."""
+    """Return bool[n]: True for times (ns; -1 unknown) in any window. `first_ns`, `last_ns`: bounds of the recording."""
     inside = np.zeros(len(times), np.bool_)
     for window in windows:
         inside |= window.contains(times, first_ns, last_ns)

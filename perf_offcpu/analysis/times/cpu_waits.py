@@ -44,7 +44,7 @@ class CpuWaits:
         self.share: I64 = (self.queued.astype(np.float64) / wall * _SCALE).astype(np.int64)
 
     def of(self, track: I64, ns: I64) -> I64:
-        """Return int64[n]: part of `ns` (outside of waits) for which the thread of `track` waited for a CPU."""
+        """Return int64[n]: the part of `ns` (time outside of waits) in which thread `track[i]` was preempted."""
         high, low = np.divmod(ns, _SCALE)
         share = self.share[track]
         queued: I64 = high * share + low * share // _SCALE

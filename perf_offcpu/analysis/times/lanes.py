@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make lanes of what has no thread of its own: tasks of event loops, and goroutines. A span stands for the time since
-the reading before it (`Recording.loops`), and equal spans side by side are one; between readings nothing is known.
-Tasks have a lane each. Goroutines were counted by stack: a lane has those that wait for the same thing in the same
-function, and its spans tell how many these are, in the mean."""
+"""Make lanes for event-loop tasks and goroutines, which have no thread of their own. A span lasts from the previous
+reading to its own (`Recording.loops`); adjacent equal spans are merged; between readings nothing is known. Each task
+has a lane. Goroutines are counted by stack: a lane holds those that wait for the same thing in the same function, and
+the text of a span tells their mean number."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ _Span = tuple[int, int, str, str, str]  # begin and end, ns; name, its kind, det
 
 @frozen
 class Lane:
-    """Spans of one thing over time, with texts: k spans without overlap, in order of time."""
+    """Spans of one task, group of goroutines or path, with texts: k spans in order of time, without overlap."""
 
     title: str
     pid: int
@@ -75,7 +75,7 @@ def _of_tasks(loop: EventLoop) -> Iterator[tuple[_Key, _Span]]:
 
 
 def _of_goroutines(loops: list[EventLoop]) -> Iterator[tuple[_Key, _Span]]:
-    """Yield the key of a lane, and a span, of each sum of goroutines."""
+    """Yield (key of a lane, span) for each reading, awaited thing and function of goroutines."""
     sums: Counter[tuple[int, int, int, tuple[str, str]]] = Counter()
     for loop in loops:
         for task in loop.tasks:
@@ -92,7 +92,7 @@ def _kind(waits_for: str) -> str:
 
 
 def _joined(spans: list[_Span]) -> list[_Span]:
-    """Return the spans without overlap; those that follow one another with the same texts are one."""
+    """Return the spans without overlap; successive spans with the same texts are merged."""
     joined: list[_Span] = []
     for begin, end, *texts in spans:
         last_end = joined[-1][1] if joined else 0

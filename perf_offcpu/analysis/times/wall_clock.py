@@ -9,7 +9,7 @@ time, else the first with a frequency.
 Unless preemption was recorded as waits, only the budgets of threads tell how long it was. That time is
 divided evenly among the stacks of a thread's on-CPU samples: where it ran, it was preempted.
 
-The waits of event loops end in what their tasks wait for, as far as readings of these tell it (`task_times`)."""
+Stacks of event loops' waits get a further leaf, what their tasks await, if readings tell it (`task_times`)."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -106,7 +106,7 @@ class SwitchDecoder:
     def of_samples(
         self, data: NDArray[np.uint8], columns: Columns, ok: Bool, samples: Samples, events: Events, number: int
     ) -> Switches:
-        """Return rows for the `ok` samples of evsel `number`; none if it records no switches, or repeats an evsel."""
+        """Return rows for the `ok` samples of evsel `number`; none for other events, and for a repeated event."""
         self._read_kinds(events.specs)
         kind, config = _kind_of(events.specs[number])
         is_switch = (kind, config) == (PerfType.SOFTWARE, SoftwareConfig.CONTEXT_SWITCHES)

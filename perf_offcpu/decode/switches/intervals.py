@@ -159,8 +159,8 @@ def _waits(history: History, edges: Edges, outcomes: I8, last_ns: int) -> Waits:
 
 def _stacks(history: History, edges: Edges, begins: I64) -> I64:
     """Return int64[k]: the Switches row with the stack of each wait, from the edges where they begin; -1 none. A
-    sched_switch has its own. Before a SWITCH record, and after the thread's edge before it, comes the sample that the
-    event context-switches took of the same switch. A sample from any earlier moment is no stack of this wait."""
+    sched_switch has its own. A SWITCH record has that of the context-switches sample of the same switch, which comes
+    after the previous edge of the thread. A sample from any earlier moment is no stack of this wait."""
     place = edges.place[begins]
     sample = history.last(EventKind.STACK)[place]
     since = np.where(edges.before[begins] == NONE, -1, edges.place[begins - 1])
@@ -226,11 +226,11 @@ class History:
         return cls(tid[order], time_ns[order], kind[order], row[order])
 
     def last(self, kind: EventKind) -> I64:
-        """Return int64[n]: the last row of this kind up to each row, of any thread; -1 if no row is."""
+        """Return int64[n]: for each row the last row of this kind up to it, of any thread; -1 without one."""
         return np.maximum.accumulate(np.where(self.kind == kind, np.arange(len(self.kind)), -1))
 
     def next(self, kind: EventKind) -> I64:
-        """Return int64[n]: the first row of this kind from each row on, of any thread; n if no row is."""
+        """Return int64[n]: for each row the first row of this kind from it on, of any thread; n without one."""
         places = np.where(self.kind == kind, np.arange(len(self.kind)), len(self.kind))
         return np.minimum.accumulate(places[::-1])[::-1]
 

@@ -89,7 +89,7 @@ class TaskNotes:
         return self.strings.intern(values["comm"]), misc & _COMM_EXEC
 
     def _task(self, misc: int, _: dict[str, Any]) -> Note:
-        """Return (nonzero if a FORK only says that its thread was there when a file of the recording began,)."""
+        """Return (nonzero for a FORK that describes a thread that was there when a file of the recording began,)."""
         return (misc & _FORK_EXEC,)
 
     def _mmap(self, misc: int, values: dict[str, Any]) -> Note | None:
@@ -249,7 +249,7 @@ class TaskReplay:
         self._comms.append((tid, pid, time_ns, comm))
 
     def _live(self, tid: int, pid: int, time_ns: int, born: bool) -> None:
-        """Begin a life of a thread: if `born` at time_ns, even if the last is open; else at 0 if none is open."""
+        """Begin a life of a thread: at `time_ns` if `born`, even if its last is open; else at 0, if none is open."""
         if tid in self._task_of and not born:
             return
         self._task_of[tid] = len(self._tasks)

@@ -90,7 +90,7 @@ class Source:
 
     @functools.cached_property
     def identity(self) -> tuple[object, ...]:
-        """Key of these bytes: device, inode, size and time of change of a file; a SHA-256 of memory."""
+        """Return a key of the content: device, inode, size and time of change of a file; SHA-256 of memory."""
         if isinstance(self._content, bytes):
             return (hashlib.sha256(self._content).digest(),)
         return (self._status.st_dev, self._status.st_ino, self.size, self.changed_ns)

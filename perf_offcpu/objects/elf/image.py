@@ -56,13 +56,13 @@ class ElfImage:
 
     @cached_property
     def section_names(self) -> list[bytes]:
-        """Name of each section; b"" where it lies outside the string table."""
+        """Return the name of each section; b"" where it lies outside the string table."""
         starts = self.sections["sh_name"].tolist()
         return [self._names[start : start + _MAX_SECTION_NAME].split(b"\0", 1)[0] for start in starts]
 
     @cached_property
     def loads(self) -> Rows:
-        """PT_LOAD segments (rows of SEGMENT) whose file and address ranges do not wrap around."""
+        """Return the PT_LOAD segments (rows of SEGMENT) whose file and address ranges do not wrap around."""
         loads = self._segments[self._segments["p_type"] == SegmentType.LOAD]
         if not len(self._segments):
             loads = self._code_sections()

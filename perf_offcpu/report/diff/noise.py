@@ -3,8 +3,8 @@
 
 Waits occur at random, with random lengths: the variance of the sum of n independent waits is the sum of their
 squares (a compound Poisson process). The waits in a sum of short waits are taken to be as long as its longest
-one, which is an upper bound; if that is unknown, as long as the recorder's threshold. Where the stacks of some
-were taken, one for each period, the time of a stack times this period is added.
+one, which is an upper bound; if that is unknown, as long as the recorder's threshold. If stacks of such
+waits were drawn, one for each period, the time of each drawn stack times the period is added.
 
 Two properties of a steady load change this. A thread that waits nearly all the time cannot wait longer by chance: if it
 spends the share p of the time in waits of a row, their variance is (1 - p)^2 times the sum of squares (an alternating
@@ -77,10 +77,10 @@ def variance_by_length(
     stack_period_ns: int = 0,
     whole_ns: float = math.inf,
 ) -> tuple[F64, F64]:
-    """Return (variance, doubtful) of the weight of each group, float64[groups], by number and lengths of waits.
-    Variance of a change: sum of both variances + |difference of both `doubtful`|. `threshold_ns`: no wait in a sum is
-    longer; -1 not known. `stack_period_ns`: of the stacks in sums (`Sampling`). `whole_ns`: recorded time, the longest
-    that a thread can wait; infinite if the load is not steady."""
+    """Return (variance, doubtful) of the weight of each group, float64[groups], by number and lengths of waits;
+    `doubtful` is the uncertain reduction. Variance of a change: sum of both variances + |difference of both
+    `doubtful`|. `threshold_ns`: bound of waits in sums; -1 unknown. `stack_period_ns`: by which stacks in sums were
+    drawn. `whole_ns`: recorded time, the longest that a thread can wait; infinite if the load is not steady."""
     first, cell = group(group_of, samples.pid, samples.tid)
     weight, waits = (sum_by(cell, values, len(first)) for values in (samples.period, samples.count))
     squares = np.bincount(cell, _squares(samples, threshold_ns), len(first))

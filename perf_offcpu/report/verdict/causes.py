@@ -39,7 +39,7 @@ class Peers:
 
 
 class NetworkWaits(NamedTuple):
-    """Waits of one cause for connections."""
+    """Weight and number of the waits of one NetworkCause."""
 
     weight: int
     waits: int  # number

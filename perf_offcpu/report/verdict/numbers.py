@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compute the verdict on a recording's waits: the numbers of the table on top of a report.
 
-Its whole is the time of the threads that are not idle: running, waiting for a CPU, and blocked. What the
-threads' budgets count is taken from them: running, waiting for a CPU (preempted, and after each wake-up), and
-how long threads were blocked. Recordings without budgets, and selections of waits, know off-cpu time only.
+Its whole is the time of the threads that are not idle: running, waiting for a CPU, and blocked. Threads'
+budgets, if recorded, give all three: running, waiting for a CPU (preempted, and after each wake-up), and
+blocked. Recordings without budgets, and selections of waits, know off-cpu time only.
 
 Blocked time is divided by cause; what does not count (`kinds`) is listed apart.
 
@@ -202,7 +202,7 @@ def _processes(profile: Profile, budget: Budget) -> str:
 
 
 def _waits_for_cpu(profile: Profile, budget: Budget, busy: Cells, options: Sequence[tuple[str, str]]) -> list[Cause]:
-    """Return [the cause, waiting for a CPU], by budgets, else by recorded waits; [] if no thread waited for one."""
+    """Return the cause `waiting for a CPU`, by budgets, else by recorded waits; [] if no thread waited for a CPU."""
     lives = counted_lives(replace(profile, budget=budget)) if len(budget) else None
     pid, tid, comm, weight = (
         (lives.pid.astype(np.int64), lives.tid.astype(np.int64), lives.comm, lives.runnable)
@@ -251,7 +251,7 @@ def _still_blocked(profile: Profile, waits: Waits, causes: Causes, kind: I64) ->
 
 
 def _loss(counts: Mapping[LossCause, int], profile: Profile, waits: ProfileSamples) -> Loss | None:
-    """Return the largest loss: of causes `in_last_line`; else of stages but symbolization; else of symbolization."""
+    """Return the largest loss: a cause `in_last_line` goes first; losses of names and lines of code go last."""
     if not counts:
         return None
     names = (Stage.NAMES, Stage.LINES)

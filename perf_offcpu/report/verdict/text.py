@@ -119,7 +119,7 @@ def _row(weight: int, whole: int, unit: Style, *texts: str) -> tuple[str, ...]:
 
 
 def _rows(cause: Cause, whole: int, unit: Style) -> list[tuple[str, ...]]:
-    """Return the cells of a cause's row and, unless one function has 90 % of it, of a row per place, without share."""
+    """Return the cells of the row of a cause; then, unless one function has 90 % of it, a row per place, no share."""
     words, sole = _thing(cause), len(cause.places) == 1 and 10 * cause.places[0].weight >= 9 * cause.weight
     if sole:
         texts = _place(cause.places[0], words, cause.meaning)[:3]
@@ -138,7 +138,7 @@ def _short(meaning: str) -> str:
 
 
 def _with_object(words: str, name: str, meaning: str) -> str:
-    """Return `words: name`; without the name of a condition of a runtime, which the rule with this meaning is about."""
+    """Return `words: name`; only `words` for a condition variable if a rule of a program tells the `meaning`."""
     if meaning and "condition " in name[: len("mostly condition ")]:
         return words
     return f"{words}: {name}" if name and words else name or words
@@ -156,7 +156,7 @@ def _place(place: Place, words: str, meaning: str) -> tuple[str, str, str, str]:
 
 
 def _reason(row: Cause | Place) -> str:
-    """Return `peer slow: 150.203 ms each`, `retransmissions 80 %, peer slow 20 %`, or who ended the waits."""
+    """Return `peer slow: 150.203 ms each`, `retransmissions 80 %, peer slow 20 %`; without such causes, the peers."""
     total = sum(part.weight for part in row.network.values())
     parts = [f"{label} {_percent(part.weight, total)}" for label, part in row.network.items()]
     if len(parts) == 1:

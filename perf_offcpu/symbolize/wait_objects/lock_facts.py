@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find what recorded waits tell of locks and semaphores, without the name of any function.
+"""Derive facts (`ObjectFact`) about locks and semaphores from recorded waits, without names of functions.
 
-Who ended the waits: threads that end each other's waits share a lock; an object passes work if only threads that
+By the enders of waits: threads that end each other's waits share a lock; an object passes work if only threads that
 never wait for it end the waits. A wait that ended when its own thread exited does not count: the exit of a process
 wakes all of its threads.
 
-What the first waiter asked for: the kernel clears the word of a thread that exits, and wakes threads that wait for
+By the words of futexes: the kernel clears the word of a thread that exits, and wakes threads that wait for
 it without FUTEX_PRIVATE_FLAG; the word has the thread's id until then (set_tid_address(2)). Mutexes and rwlocks of
 glibc have fixed values while threads wait (sysdeps/nptl/lowlevellock.h, nptl/pthread_rwlock_common.c)."""
 
@@ -114,7 +114,7 @@ def _in_circle(waker: I32, sleeper: I32) -> Bool:
 
 
 def ended_by_exit(recording: Recording, rows: Bool) -> Bool:
-    """Return bool[n], for samples in mask `rows`: True if a thread of another process ended the wait after its EXIT."""
+    """Return bool[n], for samples in mask `rows`: True if a thread of another process was the waker after its EXIT."""
     samples, tasks = recording.samples.take(rows), recording.tasks
     end_ns = np.append(tasks.end_ns, -1)[rows_at(tasks.tid, tasks.begin_ns, samples.waker_tid, samples.wakeup_ns)]
     exits: Bool = (end_ns >= 0) & (end_ns <= samples.wakeup_ns + _INEXACT_NS) & (samples.waker_pid != samples.pid)

@@ -2,7 +2,7 @@
 """The wait objects of a recording as rows of texts and numbers, the processes that waited for them, and the process at
 the other end of a pipe or socket. Two ends of one connection name each other: the addresses of TCP and UDP sockets are
 exchanged, a Unix socket has the inode of its peer, and a pipe is one inode for both. Where both processes waited, the
-samples say who they are. Else the peer counts that the recorder noted (`peer_pid`); else, for a pipe, the process that
+samples say who they are. Else the recorder noted the peer (`peer_pid`); else, for a pipe, it is the process that
 ended most of the waits: writers wake readers."""
 
 from collections import Counter
@@ -70,7 +70,7 @@ def rows_of(ids: U64, objects: WaitObjects) -> I32:
 
 
 def users_of(recording: Recording, row: I32) -> dict[int, list[User]]:
-    """Return row in objects → the processes that waited for it, most waits first. `row`: int32[samples]."""
+    """Return row of an object → its waiting processes, most waits first. `row`: int32[samples], row of the object."""
     samples = recording.samples
     rows = np.flatnonzero(row >= 0)
     key = row[rows].astype(np.int64) << 32 | (samples.pid[rows].astype(np.int64) + 1)
