@@ -8,7 +8,7 @@ static int ends[2];
 
 static void *end(void *unused)
 {
-	usleep(30000);
+	usleep(300000);
 	return write(ends[1], "x", 1) == 1 ? unused : NULL;
 }
 
