@@ -87,7 +87,7 @@ class DiskCache:
             directory.remove(name)
 
     def in_memory(self, name: str, make: Callable[[], T]) -> T:
-        """Return what the process keeps in memory under a name; nothing is kept here: `make` makes it each time."""
+        """Return the result of `make`, called each time: this class keeps nothing in memory (`KeptCache` does)."""
         return make()
 
     def names(self) -> list[str]:
@@ -133,8 +133,8 @@ class KeptCache(DiskCache):
         self._in_memory: dict[str, Any] = {}
 
     def in_memory(self, name: str, make: Callable[[], T]) -> T:
-        """Return what the process keeps in memory under a name; `make` makes it the first time. What it depends on has
-        to be a part of it: recordings are of other processes, and files change."""
+        """Return the object kept in memory under a name; the first call makes it by `make`. It may depend only on what
+        the name states: recordings are of other processes, and files change."""
         if name not in self._in_memory:
             self._in_memory[name] = make()
         kept: T = self._in_memory[name]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choose the environment variables that root believes, and the environment of every process that is started.
+"""Choose the environment variables that root trusts, and the environment of every process that is started.
 
 A variable can name a program, a path or options of a program, and so say what root runs, reads and writes. Where root
 was called by another user (`sudo -E`, `su`, pkexec), or HOME is another user's, only variables that are known to be

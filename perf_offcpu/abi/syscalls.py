@@ -120,6 +120,6 @@ CALLS: Mapping[str, tuple[str, str]] = {
 
 
 def call_numbers(arch: str) -> dict[int, tuple[str, str]]:
-    """Return number → (what its arguments name, its time limit), on `arch` (`uname -m`), of the calls in CALLS."""
+    """Return call number → (form of the object argument, form of the timeout), for CALLS on `arch` (`uname -m`)."""
     names = {number: name for number, name in syscall_names(arch).items() if number < SYSCALL_NUMBERS}
     return {number: CALLS[name] for number, name in names.items() if name in CALLS}

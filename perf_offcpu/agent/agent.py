@@ -117,7 +117,7 @@ class Agent:
         return ""
 
     def lack(self) -> str:
-        """Return how much of the last minute was not recorded, and the main cause; "" if all was, or it just began."""
+        """Return how much of the last minute was recorded, and the cause of most gaps; "" if it was nearly all."""
         now_ns = time.monotonic_ns()
         gaps = self.ledger.off(now_ns - LOOK_NS, now_ns)
         recorded_s, cause = (LOOK_NS - sum(gaps.values())) / 1e9, max(gaps, key=gaps.__getitem__, default=STOPPED)
@@ -307,7 +307,7 @@ class Agent:
             self._asker = ContainerAsker(place, self.metrics, self._say)
 
     def _hold_lease(self, dataset: DatasetSink | None, *, take_over: bool) -> None:
-        """Take the lease of a dataset, and give that of another one up; raise LeaseTakenError if that fails."""
+        """Take the lease of `dataset` (None: no lease) and release the former one; raise LeaseTakenError if refused."""
         before = self._lease
         if before is not None and dataset is not None and before.url == dataset.store.url:
             return
@@ -387,5 +387,5 @@ def described(config: AgentConfig) -> str:
 
 
 def _recording(config: AgentConfig) -> tuple[object, ...]:
-    """Return the options whose change needs another recorder process, all of whose files have the same labels."""
+    """Return the options and labels that a running recorder cannot change: a change needs another process."""
     return config.period_ns, config.segment_s, config.max_cpu, config.record, config.labels

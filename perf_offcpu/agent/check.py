@@ -41,7 +41,7 @@ def _finding(part: str, state: State, fact: str, advice: str = "") -> Finding:
 
 
 def _tried(part: str, use: Callable[[], str]) -> Finding:
-    """Return the finding on a part whose `use` returns a fact, or raises what is wrong."""
+    """Call `use`; return a finding on `part`: it works, with the returned text, or is missing, with the error."""
     try:
         return _finding(part, State.WORKS, use())
     except (PerfOffcpuError, OSError) as problem:
@@ -56,7 +56,7 @@ def _sentence(problem: Exception) -> str:
 
 
 def _directory(path: str, opened: Callable[[str], Directory]) -> str:
-    """Return what is found of a directory to write into; raise OSError if it cannot be used or made."""
+    """Create and remove a file in a directory; return its path and free space, or that it will be made; or OSError."""
     path = os.path.abspath(path)
     try:
         with opened(path) as directory:
@@ -76,7 +76,7 @@ def _directory(path: str, opened: Callable[[str], Directory]) -> str:
 
 
 def _dataset(url: str) -> str:
-    """Return what is found of a dataset; raise PerfOffcpuError or OSError if no segment can be written into it."""
+    """Write and remove a file in a dataset; return its path or URL. Raise PerfOffcpuError or OSError if that fails."""
     from perf_offcpu.dataset.store import imported, local_path, open_store, put
 
     imported("pyarrow")
@@ -107,7 +107,7 @@ def _servers(config: AgentConfig) -> Iterator[Finding]:
 
 
 def _place(place: str, token_file: str) -> Finding:
-    """Return the finding on the place of metrics, and on the token that requests for them have to show."""
+    """Try to listen at the address of metrics; return the finding, which says whether a token is required."""
     try:
         token = read_token(token_file)
         leave(listen_at(place))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask what containers are called: pod, namespace, name and image by id. Control groups have the ids alone. A socket of
-the Container Runtime Interface tells it (unix:/run/containerd/containerd.sock; CRI-O has one, too). Answers are not
+"""Look up pod, namespace, name and image of containers by id, since control groups show only ids. A socket of the
+Container Runtime Interface (unix:/run/containerd/containerd.sock; CRI-O has one, too) lists them. Answers are not
 trusted: their size, time and texts are bounded. Names of containers that have ended are kept for segments that are
 decoded later. Source: ListContainers of cri-api, pkg/apis/runtime/v1/api.proto."""
 
@@ -28,7 +28,7 @@ _POD, _NAMESPACE = b"io.kubernetes.pod.name", b"io.kubernetes.pod.namespace"
 
 
 class ContainerAsker(Worker):
-    """Thread that keeps the names of this host's containers; without capabilities."""
+    """Thread, without capabilities, that asks the socket `place` for containers and keeps their names by id."""
 
     def __init__(self, place: str, metrics: Metrics, say: Say) -> None:
         super().__init__(say, _EACH_S)
@@ -38,11 +38,11 @@ class ContainerAsker(Worker):
         self.start()
 
     def pending(self) -> Sequence[str]:
-        """Return the place if it is time to ask again."""
+        """Return the path of the socket if it is time to ask again; else no work."""
         return [self.place] if time.monotonic() >= self._due_s else []
 
     def do(self, name: str) -> None:
-        """Ask for the containers of now."""
+        """Ask the socket `name` for its present containers, and add their names to `names`."""
         try:
             listed = containers_at(name)
         except Exception as problem:  # of a library or server: recording goes on, with ids

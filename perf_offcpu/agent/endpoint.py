@@ -113,8 +113,8 @@ class _Client:
 
 class Endpoint:
     """Serves /metrics and /health by HTTP in a thread, at a place (`listen_at`). `metrics` returns the text of
-    /metrics, `health` the present failure as a sentence, "" for none, and `lack` what is less than wanted without one.
-    `token`: what requests have to show; b"" nothing. Raise UsageError if the place is taken or cannot be used."""
+    /metrics, `health` a sentence on the present failure, "" for none, and `lack` one on degraded service, for /health
+    without failure. `token`: must be in requests; b"": none. Raise UsageError if the place is taken or unusable."""
 
     def __init__(
         self,

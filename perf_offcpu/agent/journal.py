@@ -18,7 +18,7 @@ class Problem(str):
 
 
 def write_line(text: str) -> None:
-    """Write a sentence to standard error, with its severity if that is the journal; OSError if it cannot be written."""
+    """Write a sentence to stderr; to the journal a Problem goes with its severity. OSError if it cannot be written."""
     output = os.fstat(sys.stderr.fileno())
     is_journal = os.environ.get("JOURNAL_STREAM") == f"{output.st_dev}:{output.st_ino}"
     severity = _WARNING if is_journal and isinstance(text, Problem) else ""

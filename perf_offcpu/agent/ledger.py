@@ -44,7 +44,7 @@ class Missing(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """Time from which on, for a cause, nothing is recorded; or it is (`ON`)."""
+    """A time from which on nothing is recorded, and why; the cause `ON` marks that recording goes on."""
 
     ns: int  # CLOCK_MONOTONIC
     cause: str
@@ -92,8 +92,8 @@ class Ledger:
         return self._end_ns if same_run and not dropped else 0
 
     def clock_of(self, name: str, now: tuple[int, int]) -> tuple[int, int]:
-        """Return UTC and CLOCK_MONOTONIC, ns, for a recording without clocks: `now` of the first call with its name.
-        A segment is named by its time, and a second delivery must use the same name."""
+        """Return (UTC, CLOCK_MONOTONIC), ns, for a recording without clocks: `now` as given by the first call with its
+        name. The name of a segment contains its time, and a second delivery must use the same name."""
         with self._lock:
             if name not in self._clocks:
                 self._clocks[name] = now
@@ -117,19 +117,19 @@ class Ledger:
             return self.run
 
     def pause(self, name: str, cause: str) -> None:
-        """Note a gap after a recording: the recorder pauses."""
+        """Note that the recorder paused after the recording `name`: the gap after it gets this cause."""
         with self._lock:
             self._note(f"{name}{_AFTER}", cause)
 
     def mark(self, cause: str, now_ns: int | None = None) -> None:
-        """Note that from now on nothing is recorded, for a cause; or that it is recorded (`ON`)."""
+        """Add a mark: from now on (`now_ns`) nothing is recorded because of `cause`, or, if `ON`, recording goes on."""
         with self._lock:
             if not self._marks or self._marks[-1].cause != cause:
                 self._marks.append(Mark(now_ns or time.monotonic_ns(), cause))
                 del self._marks[:-_MARKS]
 
     def off(self, begin_ns: int, end_ns: int) -> dict[str, int]:
-        """Return cause → ns of a time that nothing was recorded, by the marks."""
+        """Return cause → ns between `begin_ns` and `end_ns` in which, by the marks, nothing was recorded."""
         sums: dict[str, int] = {}
         with self._lock:
             for ns, cause in self._pieces(begin_ns, end_ns):
@@ -145,7 +145,7 @@ class Ledger:
             return self.metrics.text({cause: ns / 1e9 for cause, ns in gaps.items()})
 
     def _pieces(self, begin_ns: int, end_ns: int) -> list[Missing]:
-        """Return the parts of a time by the marks, in order, each with its cause or `ON`."""
+        """Split the time from `begin_ns` to `end_ns` at the marks; return the parts in order, with cause or `ON`."""
         pieces, at_ns, state = list[Missing](), begin_ns, ON
         for ns, cause in [*(mark for mark in self._marks if mark.ns < end_ns), Mark(end_ns, ON)]:
             if ns > at_ns:

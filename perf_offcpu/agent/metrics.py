@@ -69,8 +69,8 @@ class Metrics:
         return {f"{name}|{label}" if label else name: value for (name, label), value in counts.items()}
 
     def text(self, gaps: Mapping[str, float] | None = None) -> str:
-        """Return all metrics in the text format of Prometheus. `gaps`: cause → seconds of gaps that are not counted
-        yet; a sum never falls when they are counted, and a little shorter."""
+        """Return all metrics in the text format of Prometheus. `gaps`: cause → seconds of gaps not counted yet, added
+        to gap_seconds_total; that never falls, even if a gap is a little shorter when it is counted."""
         with self._lock:
             sums = dict(self._values)
             for cause in {*self._shown, *(gaps or {})}:

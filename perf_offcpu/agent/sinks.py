@@ -335,8 +335,8 @@ class PushSink(Worker):
         return self._spool.remove(name)
 
     def _is_overdue(self, name: str) -> bool:
-        """Note that a server postponed a message; return whether it has done so for too long. The server may accept
-        other messages, which must not wait for this one without end."""
+        """Note that the server postponed a message; return True if it has done so for LATEST_S. The next messages,
+        which the server may accept, must not wait for this one for ever."""
         now = time.monotonic()
         if self._put_off is None or self._put_off[0] != name:
             self._put_off = name, now

@@ -84,7 +84,7 @@ class Field:
         return bool(self.if_(shape))
 
     def items(self, shape: Shape, values: Mapping[str, Any]) -> int | None:
-        """Return the number of items; None if there is no count, or it is that of a field that `values` lacks."""
+        """Return the number of items; None if the field is no array, or its count is a field that `values` lacks."""
         if isinstance(self.count, str):
             return int(values[self.count]) if self.count in values else None
         return self.count(shape) if callable(self.count) else self.count

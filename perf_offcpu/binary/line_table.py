@@ -15,7 +15,7 @@ class LineTable:
         self._ends, self._lines = [end for end, _ in entries], [line for _, line in entries]
 
     def line_of(self, index: int) -> int:
-        """Return the line of an instruction, counted in units of two bytes; 0 if it has none, or is beyond the cut."""
+        """Return the line of instruction `index` (in units of 2 bytes); 0 if it has none, or is beyond the table."""
         place = bisect_right(self._ends, index)
         return self._lines[place] if place < len(self._lines) else 0
 

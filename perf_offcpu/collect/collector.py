@@ -297,7 +297,7 @@ class Collector(Closing):
 
     @property
     def draws_stacks(self) -> bool:
-        """True if stacks of short waits are drawn, and stand for those of others."""
+        """True if stacks are taken of a sample of the short waits, and stand for the stacks of all short waits."""
         return self.program.draws_stacks
 
     def _recorded(self) -> set[int]:
@@ -305,7 +305,7 @@ class Collector(Closing):
         return set(self.program.last_tasks().tasks["pid"].tolist())
 
     def _recorded_loops(self) -> Collection[int]:
-        """Return recorded processes that may have event loops."""
+        """Return the pids of recorded processes that run a Python whose event loops can be read."""
         pids = self.pythons.pids
         if pids - self._loops:
             self._loops = pids & self._recorded()

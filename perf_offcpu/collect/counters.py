@@ -85,8 +85,8 @@ def task_sample(event: EventSpec, reading: Reading) -> bytes:
 
 
 def account_sample(event: EventSpec, payload: bytes, time_ns: int, **own: Column) -> bytes:
-    """Return a sample record of `event` with a raw payload. `own`: columns other than the recorder's pid and tid, and
-    zeros."""
+    """Return a sample record of `event` with `payload` as raw data. `own`: columns that replace the defaults: id, time,
+    the recorder's pid and tid, zeros."""
     raw = payload + bytes(4)  # as the kernel pads: size field and data end on 8 bytes
     columns: dict[str, Column] = dict.fromkeys(("ip", "cpu", "cpu_res", "period"), 0)
     columns |= {"identifier": event.ids[0], "pid": os.getpid(), "tid": os.getpid(), "time": time_ns, **own}

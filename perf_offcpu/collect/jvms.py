@@ -31,9 +31,9 @@ _LONGEST_TEXT: Final = 200
 
 
 class Jvms(MappingFollower):
-    """Follow processes that map libjvm.so. `say` is called once for each that gives no names, and `lost` counts them;
-    `recorded` returns the pids of recorded processes that live; `asks`: whether any is asked; `says_ended`: say how
-    many ended too soon, of which it is not known whether they were recorded."""
+    """Follow processes that map libjvm.so; ask them for perf maps if `asks`. `say` is called once for each JVM that
+    gives no names, and `lost` counts them. `recorded` returns the live pids that are recorded. `says_ended`: say how
+    many JVMs ended before they were asked; some of these may not have been recorded."""
 
     needle = b"/libjvm.so"
 
@@ -84,8 +84,8 @@ class Jvms(MappingFollower):
             self._unasked = 0
 
     def monitor_owners(self, pids: set[int]) -> dict[int, dict[int, int]]:
-        """Return pid → (tid → owner of the monitor that the thread waits for, ids of the namespace of the process) of
-        JVMs among `pids` that can be read in time."""
+        """Return pid → (tid → tid of the owner of the monitor that the thread waits for), of the JVMs among `pids` that
+        can be read in time. tids are those of the process's pid namespace."""
         read = {pid: in_background(partial(owners_of, pid)) for pid in by_turns(pids & self._due.keys())[:_AT_ONCE]}
         until_s = time.monotonic() + _MONITORS_S
         return {pid: owners.result() for pid, owners in read.items() if owners.wait(max(until_s - time.monotonic(), 0))}
@@ -120,7 +120,7 @@ class Jvms(MappingFollower):
             self._say(f"perf-offcpu record: JVM {pid} gives no names of compiled code: {problem}")
 
     def forget_ended(self, before: set[int]) -> set[int]:
-        """Forget the maps of the JVMs in `before`; return the pids of others that have ended."""
+        """Drop the maps of ended JVMs in `before`; return the pids of all ended JVMs whose maps are kept."""
         for pid in before - self._due.keys():
             self.maps.pop(pid, None)
         return self.maps.keys() - self._due.keys()

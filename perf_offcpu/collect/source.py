@@ -37,7 +37,7 @@ class Source(Protocol):
 
     @property
     def draws_stacks(self) -> bool:
-        """Return True if stacks of short waits are drawn."""
+        """Return True if stacks are taken of a sample of the short waits, and stand for all of them."""
 
     @property
     def threshold_ns(self) -> int:

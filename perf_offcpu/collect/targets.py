@@ -41,7 +41,7 @@ class Target:
 
     @property
     def kind(self) -> Targets:
-        """The way in which tasks are chosen, whatever users, comms, CPUs and groups restrict further."""
+        """The way in which tasks are chosen, before users, comms, CPUs and groups restrict the choice."""
         if self.processes and self.threads:
             return Targets.TASKS
         if self.processes or self.threads:

@@ -29,13 +29,13 @@ class TaskReader(ABC):
 
     @abstractmethod
     def read(self, pid: int, program: Any) -> tuple[Any, Any]:
-        """Return (where the tasks of a process are, a reading of them), in the helper. The former is false if there are
-        none, the latter None if they are of an unknown kind. `program`: the former, of the reading before. Raises
-        OSError: the process has ended."""
+        """Return (program, reading) of a process; called in the helper. `program` says where the tasks are, and is
+        passed again to the next call; it is false if there are no tasks. The reading is None if the tasks are of an
+        unknown kind. Raises OSError: the process has ended."""
 
     @abstractmethod
     def add(self, pid: int, times: tuple[int, int], reading: Any) -> None:
-        """Keep a reading, which stands for the time between two times, ns; None: of an unknown kind."""
+        """Keep a reading, which stands for the time from times[0] to times[1], ns; None: tasks of an unknown kind."""
 
     @abstractmethod
     def take(self) -> list[Reading]:
@@ -43,10 +43,10 @@ class TaskReader(ABC):
 
 
 class TaskReadings:
-    """Read at most `rate_hz` times a second (0: never), in a thread, from `start` to `stop`. `candidates` returns the
-    processes that may have tasks; one without is looked at again after ever longer times: it may have some by then.
-    `make_reader` is called once there are some: a short recording needs no reader. `lost`: counts processes that cannot
-    be read."""
+    """Read tasks at most `rate_hz` times a second (0: never), in a thread, from `start` to `stop`. `candidates` returns
+    the processes that may have tasks; those without tasks are looked at again after ever longer times. `make_reader` is
+    called when the first process is to be read, so not in a short recording. `lost`: counts processes that cannot be
+    read."""
 
     def __init__(
         self,

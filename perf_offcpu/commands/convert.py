@@ -143,14 +143,14 @@ def _critical_path(args: argparse.Namespace) -> int:
 
 
 def prepared(args: argparse.Namespace, profile: Profile, options: Options) -> tuple[Profile, Options]:
-    """Return the profile with the samples of the named events only, and the options, with the head of a page."""
+    """Return (profile of the named events' samples, options; for HTML pages with the head that `with_head` makes)."""
     if "sentences" in FORMATS[args.format].options:
         options = shared.with_head(options, args, profile)
     return _chosen(args, profile), options
 
 
 def convert(args: argparse.Namespace, load: Callable[[Options], tuple[Profile, Options]]) -> int:
-    """Write the Profile that `load` returns, with the options that it completes, and return the exit status."""
+    """Call `load` for the Profile and completed options, write the Profile, and return the exit status."""
     format_, options = FORMATS[args.format], _options(args)
     format_.accept(options)
     if args.diff is not None and "diff" not in format_.options:
@@ -202,7 +202,7 @@ def _chosen(args: argparse.Namespace, profile: Profile) -> Profile:
 
 
 def _options(args: argparse.Namespace) -> Options:
-    """Return the format's options. SHOW in `args.pid`, `tid` or `state` is one: only values that select waits stay."""
+    """Return the format's options. SHOW in `args.pid`, `tid`, `state` sets the option of that name, and is removed."""
     flags: dict[str, Any] = {}
     for name in ("pid", "tid", "state"):
         values = getattr(args, name)

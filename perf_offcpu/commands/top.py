@@ -95,9 +95,9 @@ class _Ended(BaseException):
 
 @contextmanager
 def _ending() -> Iterator[Callable[[Callable[[], int]], int]]:
-    """Let SIGINT and SIGTERM end the block in order. Yield a function that runs another, and returns its result or
-    128 + signal. SIGHUP ends the process at once: what is written to a dead terminal may block for ever, and the
-    recorder and its files end with the process."""
+    """Catch SIGINT and SIGTERM during the block, so that its cleanup runs. Yield a function that calls another one and
+    returns its result, or 128 + signal. SIGHUP is not caught, because a write to a dead terminal may block for ever;
+    the recorder and its files end with the process."""
 
     def end(number: int, _frame: object) -> None:
         raise _Ended(number)

@@ -152,7 +152,7 @@ def _add(table: dict[T, int], row: T) -> int:
 
 
 def _between(inner: U64, rows: Ragged, outer: U64) -> Ragged:
-    """Return the rows, with the number inner[i] put in front of the values of row i and outer[i] behind; 0: nothing."""
+    """Return the rows with inner[i] before the values of row i and outer[i] after them; 0 adds nothing."""
     offsets = offsets_of(rows.lengths + (inner > 0) + (outer > 0))
     values: U64 = np.empty(offsets[-1], np.uint64)
     is_mark: Bool = np.zeros(len(values), np.bool_)

@@ -72,7 +72,7 @@ class Format:
         module.write(profile, out, options or Options())
 
     def suffix_for(self, options: Options) -> str:
-        """Return what is appended to the input's name when no output is named: the suffix, and its form or `svg`."""
+        """Return the suffix of the default output name; in formats with forms, followed by the form or `svg`."""
         if not self.forms:
             return self.suffix
         return f"{self.suffix}.{'svg' if options.svg else options.form or self.forms[0]}"

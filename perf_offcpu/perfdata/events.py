@@ -55,8 +55,8 @@ class EventSpec:
 
 
 class Events:
-    """Looks up evsels by the ids in records. The result, here and elsewhere, is a row in `specs`, which are in file
-    order. `are_all`: the recording has no other events, so records need no ids if there is only one event."""
+    """Looks up the evsel of a record by the id in it. Returned numbers, here and elsewhere, are rows of `specs`, in
+    file order. `are_all`: the recording has no other events; if there is only one, records need no ids."""
 
     def __init__(self, specs: list[EventSpec], order: Order, *, are_all: bool = True) -> None:
         self.specs, self.order = specs, order

@@ -152,7 +152,7 @@ class _HeadReader:
             self._count_missing(max(table_at + len(bits) * _SECTION_SIZE, self._end_of_features()))
 
     def _end_of_features(self) -> int:
-        """Return where the last feature should end if the file ends within it; 0 if not, or if offsets are wrong."""
+        """Return the offset at which the last feature should end, if the file is cut within the features; else 0."""
         sections = [(begin, begin + size) for begin, size in self.feature_sections.values()]
         last = max((begin for begin, end in sections if end <= self.size), default=0)
         is_cut = any(last <= begin <= self.size < end for begin, end in sections)
@@ -171,7 +171,7 @@ class _HeadReader:
         return body
 
     def _feature_bits(self) -> list[int]:
-        """Return the set bits; 32-bit big-endian recorders swap halves of words: HOSTNAME is set if swapped back."""
+        """Return the set bits. 32-bit big-endian recorders swap halves of words; swap back if that sets HOSTNAME."""
         bits = _bits_of(self.header["features"])
         if self.order == ">" and layouts.Feature.HOSTNAME not in bits:
             swapped = _bits_of([word << 32 & 2**64 - 1 | word >> 32 for word in self.header["features"]])

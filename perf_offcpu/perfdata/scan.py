@@ -100,7 +100,7 @@ class Scanner:
         self.stopped, self._skip = False, 0
 
     def _records(self, walk: "_Walk") -> tuple[list[_Part], int]:
-        """Return (complete records; offset after them and their blobs, the data after AUXTRACE and TRACING_DATA)."""
+        """Return (complete records; offset after them and after the data that follows AUXTRACE and TRACING_DATA)."""
         raw = np.frombuffer(walk.data, np.uint8)
         parts: list[_Part] = []
         offset = self._skip_blob(walk.data, 0)

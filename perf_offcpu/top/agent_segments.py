@@ -32,7 +32,7 @@ class AgentSegments(Closing):
     status = 0
 
     def __init__(self, spool: str) -> None:
-        """`spool`: its path. Raise UsageError if there is none that this user can read."""
+        """Open the spool at the path `spool`. Raise UsageError if there is none that this user can read."""
         self._resources = contextlib.ExitStack()
         try:
             self._directory = self._resources.enter_context(Directory.private(os.path.abspath(spool)))

@@ -21,7 +21,7 @@ _CHOSEN: Final = Style(color="white", bgcolor="#1f4e79", bold=True)
 
 
 class FlameView(ScrollView, can_focus=True):
-    """The graph; `chosen` is the box that arrows move, `zoom` the path that takes the whole width."""
+    """Widget of a flame graph: `chosen` is the box moved by arrow keys, `zoom` the path shown over the whole width."""
 
     BINDINGS: ClassVar[list[Any]] = [
         Binding("left", "beside(-1)", show=False),
@@ -60,7 +60,7 @@ class FlameView(ScrollView, can_focus=True):
         self._lay_out()
 
     def leave_zoom(self) -> bool:
-        """Go back to the caller; return False if the whole graph is shown."""
+        """Zoom out to the caller of `zoom`; return False if the whole graph is shown already."""
         if not self.zoom:
             return False
         self.zoom = self.zoom[:-1]

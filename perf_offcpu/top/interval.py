@@ -41,7 +41,7 @@ _OF_LIVES: Final = ("comm", "process", "thread", "cgroup")
 
 @frozen
 class Row:
-    """Sum of the waits, and for keys of threads the time, of one value of a key; ns."""
+    """Row of a table: sums over the waits (and, for keys of threads, budgets) with one value of a key; times in ns."""
 
     label: str  # printable
     value: int  # of the key's column: identifies the row in its interval
@@ -124,8 +124,8 @@ class Interval:
         return replace(self, chosen=chosen, lives_chosen=lives)
 
     def narrowed(self, key: str, label: str) -> "Interval":
-        """Return the interval with only the waits, and for keys of threads the threads, of the rows of `rows(key)` with
-        a label. By another key it has no threads."""
+        """Return the interval reduced to the waits of those rows of `rows(key)` that have this label, and to the
+        threads of these rows; no threads if the key is not one of threads."""
         column, of_lives, _ = _column(self, key)
         values = np.array([row.value for row in self.rows(key) if row.label == label], np.int64)
         threads = np.isin(of_lives, values) if len(of_lives) else np.zeros_like(self.lives_chosen)
@@ -153,7 +153,7 @@ def interval_of(profile: Profile, *, idle: str = "hide", without_pid: int = 0) -
 
 
 def _inside(samples: ProfileSamples, begin_ns: int) -> ProfileSamples:
-    """Return the samples with the parts of single waits, and of their delays, since `begin_ns`."""
+    """Return the samples with single waits cut to their part after `begin_ns`, and run-queue delays to that length."""
     timed = (samples.time_ns >= 0) & ~samples.has(SUM_FLAGS)
     inside = np.maximum(samples.time_ns - begin_ns, 0)
     period = np.where(timed, np.minimum(samples.period, inside), samples.period)

@@ -81,7 +81,7 @@ def cause_text(interval: Interval) -> str:
 
 
 def losses_text(interval: Interval, unread: int) -> str:
-    """Return what was lost, the largest numbers first. `unread`: number of files that nobody read."""
+    """Return the losses as text, largest numbers first. `unread`: number of files that were not read in time."""
     counts = sorted(interval.losses.items(), key=lambda item: -item[1])
     texts = [f"{count} {printable(text)}" for text, count in counts[:_LOSSES]]
     texts += [f"{len(counts) - _LOSSES} more causes"] if len(counts) > _LOSSES else []

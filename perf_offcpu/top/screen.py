@@ -77,11 +77,11 @@ class HelpScreen(ModalScreen[None]):
         self._text = text
 
     def compose(self) -> ComposeResult:
-        """Yield the text."""
+        """Yield the widget with the help text."""
         yield Static(Text(self._text), id="help")
 
     def on_key(self) -> None:
-        """Close it."""
+        """Close the help screen."""
         self.dismiss()
 
 
@@ -171,7 +171,7 @@ class TopApp(App[None]):
             self._show()
 
     def on_ended(self, message: Ended) -> None:
-        """End after an error; at the end of the command, the last interval stays until a key."""
+        """Exit after an error; if the command has ended, keep the last interval on the screen until a key."""
         if message.problem is not None:
             self.problem = message.problem
             self.exit()
@@ -181,7 +181,7 @@ class TopApp(App[None]):
             self._show_path()
 
     def on_resize(self) -> None:
-        """Choose the columns for the new size, which is set after this."""
+        """Choose the columns again after the next refresh: the new size is set after this handler."""
         self.call_after_refresh(self._show)
 
     # Keys
@@ -206,7 +206,7 @@ class TopApp(App[None]):
         self._show()
 
     def action_freeze(self) -> None:
-        """Keep the interval, or go on."""
+        """Freeze the interval that is shown, or show new intervals again."""
         self._is_frozen = not self._is_frozen
         self._show_path()
 
@@ -219,7 +219,7 @@ class TopApp(App[None]):
         self._source.keep(lambda paths: self.call_from_thread(self._tell, ", ".join(paths) or "nothing was written"))
 
     def action_picture(self) -> None:
-        """Write a picture of the screen."""
+        """Write the screen as an SVG file into the working directory, and show its name or the error."""
         name = time.strftime("perf-offcpu-top-%Y%m%d%H%M%S.svg")
         try:
             write_new(name, [self.export_screenshot().encode()])
@@ -274,7 +274,7 @@ class TopApp(App[None]):
             self.query_one(DataTable).focus()
 
     def on_flame_view_moved(self) -> None:
-        """Tell which function is chosen."""
+        """Show the path with the function that is now chosen."""
         self._show_path()
 
     def action_end(self) -> None:

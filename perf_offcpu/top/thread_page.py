@@ -27,7 +27,7 @@ _LEVELS: Final = " ▁▂▃▄▅▆▇█"
 
 @frozen
 class Moment:
-    """Times of all threads in an interval, which outlive it; ns."""
+    """Times of all threads in one interval, ns; kept after the interval itself has been dropped."""
 
     seconds: float
     tid: I32
@@ -65,7 +65,7 @@ class History:
 
 
 def sparkline(values: Sequence[float], most: float | None = None) -> str:
-    """Return a character for each value, the higher the larger; the highest for `most` (default: the largest)."""
+    """Return one character per value, as high as the value in proportion to `most` (default: the largest value)."""
     most = max(values, default=0) if most is None else most
     levels = len(_LEVELS) - 1
     return "".join(_LEVELS[min(levels, int(-(-value * levels // most)))] if most else " " for value in values)

@@ -87,7 +87,7 @@ class CpuBudget:
 
     @property
     def free_part(self) -> float:
-        """Return the part of one CPU that the start leaves to the present."""
+        """Return the part of one CPU that may be used now: `part` less the repayment of the start's CPU time."""
         return self.part - (self._repaid_s if self._start_s > 0 else 0.0)
 
     @property
@@ -114,7 +114,7 @@ _FOR_S: Final = 600.0  # time after which the recorder follows processes again, 
 
 
 class Pauses:
-    """State of a recorder that pauses in each minute, and whether it follows processes meanwhile."""
+    """State of a recorder that pauses in each minute: `paused`; `following`: it follows processes during the pause."""
 
     def __init__(self) -> None:
         self.paused = False  # recording is off until the part of the next minute
@@ -164,7 +164,7 @@ class Duty:
         return self.recorded_s >= MINUTE_S
 
     def ends_early(self, budget: CpuBudget) -> bool:
-        """Return whether the rest of this minute must be left out: it costs much more than was expected."""
+        """Return True if this minute has cost far more than expected, so that the rest of it must be left out."""
         allowed = min(self._level_s, 0.0) - _SURPRISE * budget.bucket.limit
         return budget.is_counting and budget.bucket.level < allowed
 

@@ -38,7 +38,7 @@ def context_switches() -> int:
 
 
 class Programs:
-    """Reads run times of the BPF programs of a process, and keeps which of its descriptors are programs."""
+    """Reads the run times of a process's BPF programs; remembers which of its descriptors refer to programs."""
 
     def __init__(self) -> None:
         self._pid, self._files = 0, list[str]()
@@ -71,7 +71,7 @@ def _fields(path: str) -> dict[bytes, int]:
 
 
 class Window(NamedTuple):
-    """Time in which the kernel measures: its begin and end, and counts at its begin."""
+    """Window in which the kernel measures BPF run time: begin and end; run time and context switches at the begin."""
 
     stats_fd: int
     pid: int
@@ -109,7 +109,7 @@ class RunTime:
         return min(self._began_s + SECOND_S, self._window.end_s if self._window else self._window_s)
 
     def turn(self, recorder: Recorder | None) -> None:
-        """End this second, and begin another one; to be called also when recording begins or pauses."""
+        """Close this second and begin the next one; to be called also when recording begins or pauses."""
         self._close()
         now, switches = self._clock(), context_switches()
         elapsed_s, count = now - self._began_s, switches - self._switches
@@ -133,13 +133,13 @@ class RunTime:
             self._window_s = now + random.uniform(0, SECOND_S - WINDOW_S)
 
     def share(self) -> float:
-        """Return the part of a CPU that the programs would have taken since the last call without a pause."""
+        """Return the part of a CPU that the programs would have taken since the last call if nothing had paused."""
         (possible_s, since_s), now = self._possible, self._clock()
         self._possible = 0.0, now
         return possible_s / max(now - since_s, 1e-3)
 
     def _book(self) -> None:
-        """Book the seconds whose rate is known, and those that have waited for long."""
+        """Add seconds of kinds with a rate to `booked_s`; after _PATIENCE seconds, others by the nearest rate."""
         waiting, self._unbooked = self._unbooked, []
         for kind, switches, number in waiting:
             if kind not in self._rates and self._number - number < _PATIENCE:
@@ -167,7 +167,7 @@ class RunTime:
                 os.close(fd)
 
     def _close(self) -> None:
-        """End a window; its counts are the sample of this second if it was long enough."""
+        """End the window, if one is open; if it was long enough, its run time and switches are this second's sample."""
         window, self._window = self._window, None
         if window is None:
             return

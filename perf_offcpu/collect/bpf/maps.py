@@ -158,7 +158,7 @@ class ProgramMaps:
         self._set("groups", group.to_bytes(8, sys.byteorder), 1)
 
     def describe_calls(self, calls: Mapping[int, tuple[str, str]]) -> None:
-        """Fill the BPF map `calls`, which says what arguments of system calls mean. `calls`: from `call_numbers`."""
+        """Fill the BPF map `calls`: object and timeout argument of system calls. `calls`: from `call_numbers`."""
         kinds, timeouts = self.header.enums["call_kind"], self.header.enums["timeout"]
         row = np.zeros((), self.header.structs["call"])
         for number, (object_form, timeout) in calls.items():
@@ -176,8 +176,8 @@ class ProgramMaps:
                 self._set("polled", key.tobytes(), descriptor)
 
     def set_python(self, pid: int, values: Mapping[str, int], *, forked: bool = False) -> None:
-        """Tell the program where a process keeps the state of Python. `values`: of `struct offcpu_python`; {}: nowhere.
-        A process for which the BPF map has no room is left out. `forked`: its parent's, which may be there."""
+        """Write into a BPF map where a process keeps the state of Python, if it has room. `values`: of `struct
+        offcpu_python`; {}: nowhere. `forked`: `values` are the parent's; an entry that is already there stays."""
         row = np.zeros((), self.header.structs["python"])
         if forked:  # by the program that is attached to forks, unless all tasks are recorded
             with contextlib.suppress(OSError):

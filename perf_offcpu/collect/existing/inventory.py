@@ -49,7 +49,7 @@ class KnownTasks:
         self._bytes = 0
 
     def begin(self) -> None:
-        """Begin a scan; records that are not passed to `whole` in it are forgotten after it."""
+        """Begin a scan. Records that are not passed to `whole` during a scan are dropped at the begin of the next."""
         self._last, self._next, self._bytes = self._next, {}, 0
 
     def has(self, key: Hashable, content: bytes) -> bool:
@@ -57,7 +57,7 @@ class KnownTasks:
         return key in self._last and self._last[key].content == content
 
     def whole(self, part: Part) -> Part:
-        """Return `part`, or the last scan's part of this key if `part.records` is None; keep it for the next scan."""
+        """Return `part`, or, if it has no records, the last scan's part of its key; keep that for the next scan."""
         complete = self._last[part.key] if part.records is None else part
         size = len(complete.records or b"")
         if self._bytes + size <= self._most_bytes:
@@ -124,8 +124,8 @@ class ProcScan:
             self.lost.add(losses.THREADS_HIDDEN, max(threads - self._threads, 0))
 
     def _after_hang(self, pid: int, mapped: bool) -> list[tuple[int, bool]]:
-        """Return items (pid, mapped) that retry a stuck process: the same item if a device hung, whose files are
-        avoided from now on, else the item without maps; [] if it was without maps already."""
+        """Return items (pid, mapped) that retry a stuck process. If the device of a file hung, avoid this device and
+        retry the same item; else retry without maps, or, if it was without maps already, return []."""
         if device := self._helper.noted:
             self._build_ids.avoided.add(device_of(device))
             return [(pid, mapped)]

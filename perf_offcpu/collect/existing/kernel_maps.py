@@ -28,7 +28,7 @@ _LAST_BYTES = 4096  # assumed length of the last BPF program in memory; that of 
 
 @dataclass(slots=True)
 class KnownKernel:
-    """Records of the kernel that were made for an earlier file, and what shows whether they are still right."""
+    """Records of the kernel made for an earlier file, with the facts that show whether they are still valid."""
 
     changes: int = 0  # number of symbols that the kernel has announced: BPF programs that came or went
     made_at: int = -1  # value of `changes` when the records were made

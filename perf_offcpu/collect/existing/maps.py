@@ -106,7 +106,7 @@ class MappedBuildIds:
         self._name_bytes = 0
 
     def get(self, key: bytes) -> bytes | None:
-        """Return the build-id of a file that was read; b"" for none, None if it was not read. `key`: of `key_of`."""
+        """Return the build-id of a file; b"" if it has none, None if the file was not read yet. `key`: of `key_of`."""
         return self._known.get(key)
 
     def learn(self, key: bytes, path: bytes, build_id: bytes) -> None:

@@ -36,7 +36,7 @@ def synthesized(record_type: RecordType, misc: int, values: Mapping[str, Any]) -
 
 
 def holding_from(records: bytes, time_ns: int) -> bytes:
-    """Return a copy of records of `synthesized` that has this time in each trailer."""
+    """Return a copy of records made by `synthesized`, with `time_ns` instead of 0 as time in each trailer."""
     changed, time, end = bytearray(records), time_ns.to_bytes(8, sys.byteorder), 0
     while end < len(changed):
         end += int.from_bytes(changed[end + _SIZE : end + _SIZE + 2], sys.byteorder)

@@ -45,7 +45,7 @@ class Reader:
         self._still = np.append(np.add.outer(words, np.arange(8)), still)
 
     def read(self) -> tuple[int, int, Stacks]:
-        """Return (goroutines that moved, goroutines that could not be read, others). Raises UnreadableError: none."""
+        """Return (number that moved, number not readable, stacks of the rest). UnreadableError: no goroutines found."""
         begin, number, _ = self._memory.words(self.program["allgs"], 3).tolist()
         places = self._memory.words(begin, min(number, _MOST_GOROUTINES))
         moved, unread, first, stacks = 0, 0, 0, Stacks()
@@ -80,7 +80,7 @@ class Reader:
         return int((has_stack & ~stands).sum()), int((~is_read | waits & ~is_sound).sum() + (~has_stack).sum())
 
     def _find_peers(self, places: U64, status: U64, reasons: NDArray[np.uint8]) -> tuple[list[str], U64]:
-        """Return (texts on peers, uint64[n]: the text of each goroutine, of which 0 says nothing)."""
+        """Return (texts, uint64[n]: index in `texts` of the peer of each goroutine; 0 for an unknown peer)."""
         texts, number = {"": 0}, np.zeros(len(places), np.uint64)
         waits_io = [reason for reason in np.unique(reasons).tolist() if self._reason(reason) == _IO]
         rows = np.flatnonzero(np.isin(reasons, waits_io) & (status == _WAITING))
@@ -115,7 +115,7 @@ def walk(stacks: U64, base: U64, sizes: U64, frame: U64, leaf: U64) -> U64:
 
 
 class GoroutineReader(TaskReader):
-    """Reads goroutines. `lost`: counts those that are not read."""
+    """Reads goroutines, and sums their time by stack. `lost`: counts goroutines and programs that are not read."""
 
     unread = losses.GOROUTINES_UNREAD
 
@@ -125,7 +125,7 @@ class GoroutineReader(TaskReader):
         self._sums: dict[int, tuple[list[int], Stacks]] = {}  # begin and end of readings, ns in place of numbers
 
     def read(self, pid: int, program: dict[str, int] | None) -> tuple[dict[str, int] | None, Any]:
-        """Return (program, what `Reader.read` returns); no reading of an unknown version."""
+        """Return (program, result of `Reader.read`: None for an unknown version); (None, None) if unreadable."""
         reader = self._readers.pop(pid, None)
         try:
             program = program or find_program(pid)
@@ -141,7 +141,7 @@ class GoroutineReader(TaskReader):
         return None, None
 
     def add(self, pid: int, times: tuple[int, int], reading: tuple[int, int, Stacks] | None) -> None:
-        """Add a reading to the sums."""
+        """Add the time between `times` (ns) to the stacks of a reading; count goroutines that were not read."""
         if reading is None:
             self._lost.add(losses.GO_UNKNOWN, 1)
             return
@@ -159,7 +159,7 @@ class GoroutineReader(TaskReader):
         self._lost.add(losses.GOROUTINES_UNREAD, unread)
 
     def take(self) -> list[Reading]:
-        """Return what was read since the last call: a task for each stack."""
+        """Return the readings since the last call: one task per stack, with the summed time of its goroutines."""
         with self._lock:
             taken, self._sums = self._sums, {}
         readings = list[Reading]()

@@ -30,8 +30,8 @@ class Peers:
         self._sockets: dict[bytes, Socket] = {}
 
     def of(self, goroutines: U64) -> dict[int, str]:
-        """Return address of `runtime.g` → what it waits for: "tcp 10.0.0.7:5432", "a client", "the next
-        connection"; those that are not known are missing."""
+        """Return address of `runtime.g` → peer that it waits for: "tcp 10.0.0.7:5432", "a client", "the next
+        connection"; goroutines without a known peer are left out."""
         descriptor_of = self._descriptors(goroutines)
         inode_of = dict[int, bytes]()
         for fd in [*set(descriptor_of.values())][:_MOST_SOCKETS]:
@@ -46,7 +46,7 @@ class Peers:
         return {goroutine: texts[fd] for goroutine, fd in descriptor_of.items() if texts.get(fd)}
 
     def _descriptors(self, goroutines: U64) -> dict[int, int]:
-        """Return address of `runtime.g` → descriptor that it waits for."""
+        """Return address of `runtime.g` → file descriptor for which the goroutine waits."""
         with suppress(OSError):
             self._epolls = self._epolls or self._find_epolls()
         text = b"".join(read_kernel_if_any(f"/proc/{self._pid}/fdinfo/{fd}", _MOST_BYTES) for fd in self._epolls)

@@ -44,7 +44,7 @@ moduledata with gofunc. Other members of `runtime.g` have fixed offsets, or a fi
 
 
 class Memory:
-    """Memory of a process, as long as it runs the same program. Raises OSError: it may not be read."""
+    """Reader of the memory of a process, to be made anew after execve(2). Raises OSError: it may not be read."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -54,7 +54,7 @@ class Memory:
         os.close(self._file)
 
     def read(self, address: int, size: int, least: int = -1) -> bytes:
-        """Return `size` bytes; if `least` is given, at least so many. Raises UnreadableError."""
+        """Return `size` bytes, or, if `least` is given, at least `least` bytes. Raises UnreadableError."""
         with contextlib.suppress(OSError, OverflowError):
             content = os.pread(self._file, size if size <= _MOST_READ else 0, address)
             if len(content) >= (size if least < 0 else least):
@@ -62,12 +62,12 @@ class Memory:
         raise UnreadableError
 
     def words(self, address: int, number: int) -> U64:
-        """Return words of 64 bits."""
+        """Return `number` 64-bit words from `address` on. Raises UnreadableError."""
         return np.frombuffer(self.read(address, 8 * number), np.uint64)
 
     def gather(self, addresses: U64, sizes: U64) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-        """Return (bytes at all addresses, one after the other; bool[n]: True for those that could be read); after
-        some that could not, no more are read."""
+        """Return (bytes at all addresses, one after the other, 0 where unread; bool[n]: True where read). After
+        _MOST_FAILED addresses that cannot be read, no more are read."""
         ends = np.append(np.uint64(0), np.cumsum(sizes)).astype(np.int64)
         content, is_read, row = np.zeros(ends[-1], np.uint8), np.zeros(len(sizes), np.bool_), 0
         remote = np.column_stack([addresses, sizes])
@@ -83,8 +83,8 @@ class Memory:
 
 
 def find_program(pid: int) -> dict[str, int]:
-    """Return the Go program that a process runs, as of `Functions`: {} if it runs none, only `minor` if its version or
-    machine is not known. Raises OSError: the process may not be read, or has ended; UnreadableError."""
+    """Return the Go program of a process, as `Functions` takes it; {}: none, only `minor`: unknown version or machine.
+    Raises OSError: the process may not be read, or has ended; UnreadableError: its tables are not found."""
     with os.fdopen(open_regular(f"/proc/{pid}/exe")) as file:
         info = find_section(file.fileno(), b".go.buildinfo")
         if not info or not info.loads:
@@ -132,7 +132,7 @@ class Functions:
         return self._memory.read(self._program["table"] + offset, size, least)
 
     def operands(self, name: bytes) -> list[int]:
-        """Return the addresses from which the code of a function takes values."""
+        """Return the addresses that the code of the function `name` refers to, relative to its instructions."""
         offset = self._read(self._names, self._cut - self._names).index(b"\0" + name + b"\0") + 1
         words = np.frombuffer(self._read(self._functions, int(self._places.max()) // 4 * 4 + 8), np.uint32)
         row = np.flatnonzero(words[self._places // 4 + 1] == offset)[0]
@@ -141,8 +141,8 @@ class Functions:
         return [begin + match.end() + struct.unpack("<i", match[1])[0] for match in _OPERAND.finditer(code)]
 
     def _names_of(self, address: int) -> tuple[str, ...]:
-        """Return the function of a return address (or of a function's begin), after those inlined there, innermost
-        first; ("",) if it is not known."""
+        """Return the names of the functions inlined at a return address (or begin of a function), innermost first, and
+        then of the function that contains it; ("",) if it is not known."""
         offset, names = address - self._program["text"], list[str]()
         row = int(np.searchsorted(self._entries, min(max(offset, 0), _NONE), side="right")) - 1
         with contextlib.suppress(UnreadableError, IndexError, struct.error):
@@ -166,7 +166,7 @@ class Functions:
         return self._read(self._names + offset, _MOST_NAME, 1).split(b"\0", 1)[0].decode("utf-8", "replace")
 
     def _value_at(self, table: int, target: int) -> int:
-        """Return the value of a table of steps at a place in the function (`runtime.pcvalue`); -1 if it has none."""
+        """Return the value of a table of steps at offset `target` of its function (`runtime.pcvalue`); -1 for none."""
         steps, value, place = _varints(self._read(self._steps + table, _MOST_STEPS, 1)), -1, 0
         for change, length in zip(steps, steps, strict=False):
             if not change and place:

@@ -56,8 +56,8 @@ class BudgetShares:
         self._last: tuple[NDArray[Any], NDArray[Any], I64, NDArray[Any]] | None = None  # arguments, results of _share
 
     def share(self, budgets: NDArray[Any]) -> NDArray[Any]:
-        """Return `budgets` corrected by the kernel's figures (`by_kernel_figures`), less the parts in earlier files.
-        Their rows begin where these ended. `budgets`: of whole lives."""
+        """Return `budgets`, of whole lives, corrected by the kernel's figures (`by_kernel_figures`), less the parts
+        that earlier files hold; a row with earlier parts begins where the last of them ended."""
         return self._share(budgets)[0]
 
     def _share(self, budgets: NDArray[Any]) -> tuple[NDArray[Any], I64, NDArray[Any]]:
@@ -72,10 +72,10 @@ class BudgetShares:
         return shares, rows, before
 
     def note(self, budgets: NDArray[Any]) -> None:
-        """Note budgets of whole lives whose shares were written. Those that are not in `budgets` are kept for some more
-        calls: of a thread that has ended since then, which is drained later, or that changed while it was looked at.
-        What was written is noted, not what is known now: a thread that came to a CPU while it was looked at can have
-        its wait for the CPU twice, or not at all, and the next share has to make that good."""
+        """Note that the shares of `budgets`, of whole lives, were written. Notes on threads that are not in `budgets`
+        are kept for some more calls: such a thread has ended and is drained later, or changed while it was read. The
+        written values are noted, not the present ones: if a thread came to a CPU while it was read, its wait for the
+        CPU may have been counted twice or not at all, and the next share corrects that."""
         last = self._last  # as a rule of the same budgets
         shares, rows, before = last[1:] if last is not None and last[0] is budgets else self._share(budgets)
         written, self._last = shares.copy(), None

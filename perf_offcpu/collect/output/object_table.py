@@ -88,7 +88,7 @@ class ObjectTable:
             self._begin(rows)
 
     def _next_rows(self, scan_now: bool) -> NDArray[np.void]:
-        """Return rows of objects to name now; rows that need a scan stay in `_held` until it is due or `scan_now`."""
+        """Return new objects to name now. Pipes and Unix sockets wait in `_held` until a scan is due, or `scan_now`."""
         rows = self._collector.take_objects()
         if len(self._held):
             rows = np.concatenate([self._held, rows])
@@ -113,7 +113,7 @@ class ObjectTable:
         self._describer.finish_until(math.inf)
 
     def catch_up(self, files: Iterable[OutputFile], drain: Callable[[], object]) -> None:
-        """Write the objects up to now whose names are found soon; no scan is begun for it. `drain` as of `finish`."""
+        """Write objects whose names are found within SOON_S; begin no scan of processes. `drain`: as in `finish`."""
         self.follow(files)
         until_s = time.monotonic() + SOON_S
         while self._naming is not None and time.monotonic() < until_s:
@@ -188,8 +188,8 @@ class CodeTable:
             file.append(*records)
 
     def write_jit_maps(self, file: OutputFile, drain: Callable[[], object], *, is_end: bool = True) -> None:
-        """Write what JVMs have answered, and what is not in the file yet; `drain` empties the rings between writes.
-        `is_end`: the file ends. Maps of JVMs that have ended are written into the file of that time and the next."""
+        """Write the perf maps of JVMs that `file` lacks; `drain` empties the rings between writes. `is_end`: the file
+        ends. Maps of ended JVMs go into the file in which they ended and the next."""
         jvms, event = self._collector.jvms, self._collector.counters_event
         written = self._written if file is self._written_to else {}
         for pid, text in list(jvms.maps.items()):

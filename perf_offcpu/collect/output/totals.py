@@ -267,7 +267,7 @@ def _divided(totals: NDArray[Any], weights: NDArray[np.uint64], owner: NDArray[n
 
 
 def _first_of_most(values: NDArray[np.uint64], owner: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the row with the largest value of each owner."""
+    """Return, for each owner in ascending order, the index of its row with the largest value."""
     order = np.lexsort((values, owner))
     last: NDArray[np.int64] = order[np.flatnonzero(np.diff(np.append(owner[order], -1)))]
     return last

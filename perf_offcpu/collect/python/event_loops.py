@@ -61,8 +61,8 @@ def with_event_loops(last: LastTasks, pids: frozenset[int], unread: Unread) -> L
 
 
 def find_tables(pid: int) -> Tables | None:
-    """Return where a process has what is read; None if it has not imported asyncio, or is of another version. Raises
-    OSError: its mappings cannot be read."""
+    """Return the addresses that `read_loop` needs; None if the process has not imported asyncio, or its CPython has an
+    unsupported version. Raises OSError: its mappings cannot be read."""
     text, places, minor = read_maps(pid), dict[bytes, int](), 0
     mappings = parse_maps(text) if b"python3.1" in text else ()
     files = {mapping.inode: mapping for mapping in mappings if not mapping.offset and _FILES.search(mapping.name)}
@@ -81,9 +81,9 @@ def find_tables(pid: int) -> Tables | None:
 
 
 def read_loop(pid: int, tid: int, tables: Tables, pages: set[int] | None = None) -> tuple[int, bool, list[Task]] | None:
-    """Return (context switches of a thread, whether all tasks could be read, tasks of its event loop), read while it
-    stands still; None if it runs no event loop. `tables`: of `find_tables`. `pages`: those of earlier readings, copied
-    first: the thread need stand still no longer if no others are needed; updated. Raises OSError: it has ended."""
+    """Return (context switches of a thread, True if all tasks were read, tasks of its event loop); -1 and no tasks if
+    it never stood still, None if it runs no loop. `tables`: of `find_tables`. `pages`: needed by earlier readings,
+    copied first, so that the thread has to stand still only for the copy; updated. Raises OSError: it has ended."""
     until_s, pages = time.process_time() + _MOST_THREAD_S, set() if pages is None else pages
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:  # direct: a file of /proc
         for _ in range(_TRIES):
@@ -120,7 +120,7 @@ def loop_threads(pid: int, tables: Tables) -> list[int]:
 
 
 class LoopReader(TaskReader):
-    """Reads the tasks of event loops. A loop whose thread runs is not read, which is noted."""
+    """Reads the tasks of event loops. A loop that cannot be read, as its thread runs, has an empty list of tasks."""
 
     unread = losses.EVENT_LOOP_UNREAD
 
@@ -129,7 +129,7 @@ class LoopReader(TaskReader):
         self._readings: list[Reading] = []
 
     def read(self, pid: int, program: tuple[int, ...] | None) -> tuple[tuple[int, ...] | None, list[_Tasks]]:
-        """Return (the tables, (tid, tasks) of each loop) of a process; None if it has no loop."""
+        """Return (tables as a tuple, [(tid, tasks) of each loop]) of a process; (None, []) if it has no event loop."""
         until_s = time.monotonic() + _MOST_LOOK_S
         tables = Tables(*program) if program else find_tables(pid)  # a named tuple cannot be sent
         threads, loops = loop_threads(pid, tables) if tables else [], list[_Tasks]()

@@ -48,10 +48,10 @@ def with_python_functions(
     *,
     least_ns: int = 0,
 ) -> LastTasks:
-    """Return `last` with the payloads that name the Python functions of waiting threads. `offsets`: of each process
-    that runs CPython (`PythonProcesses.offsets`). `unread`: counts threads that cannot be read; those
-    that run or end meanwhile are left out. `functions_of_wait`: those of waits that had not ended when this was called
-    before, which are not read again; updated. `least_ns`: shorter waits are left out."""
+    """Return `last` with the payloads that name the Python functions of waiting threads; threads that run or end
+    meanwhile are left out. `offsets`: of each process that runs CPython (`PythonProcesses.offsets`). `unread`: counts
+    threads that cannot be read. `functions_of_wait`: results of earlier calls, used again for waits that still last;
+    updated. `least_ns`: shorter waits are left out."""
     pid, tid, since, switches = (last.tasks[name].tolist() for name in ("pid", "tid", "switch_out_ns", "nr_switches"))
     rows = [row for row in last.waiting().tolist() if offsets.get(pid[row]) and last.end_ns - since[row] >= least_ns]
 
@@ -88,8 +88,8 @@ _line_table = lru_cache(_MOST_CODES)(LineTable)  # by its content, which tells i
 
 
 class FunctionReader:
-    """Reader of the functions of one process. It keeps where threads have their state, and what code objects say, and
-    checks both when it uses them again. `offsets`: members of `struct offcpu_python`."""
+    """Reader of the Python functions of one process. It caches addresses of thread states and contents of code objects,
+    and checks both before each use. `offsets`: members of `struct offcpu_python`."""
 
     def __init__(self, pid: int, offsets: dict[str, int]) -> None:
         self.pid, self._offsets = pid, _UNSAID | offsets
@@ -103,7 +103,7 @@ class FunctionReader:
             return self.functions_in(Memory(file.fileno(), time.process_time() + _MOST_THREAD_S), own_id)
 
     def functions_in(self, memory: Memory, own_id: int) -> Functions:
-        """Return what `functions` returns, of an open memory."""
+        """Return what `functions` returns, read through `memory`, which is open."""
         offsets, places, firsts = self._offsets, list[tuple[str, str, int]](), list[int]()
         if not offsets["version"] or len(self._codes) > _MOST_CODES:  # before 3.12 they cannot be told from later ones
             self._codes.clear()
@@ -146,7 +146,7 @@ class FunctionReader:
         return 0
 
     def _frame_at(self, memory: Memory, thread: int, own_id: int) -> int:
-        """Return the frame that a state of a thread names, 0 for none; also 0 if the state is of another thread."""
+        """Return the address of a thread state's frame; 0 for none, or if the state is of another thread."""
         offsets = self._offsets
         id_ = memory.number(thread + offsets["thread_id"] + 8)  # native_thread_id
         self._threads[id_] = thread

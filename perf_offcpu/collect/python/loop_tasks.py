@@ -77,7 +77,7 @@ class Loop(Memory):
         return tables.runtime + self.at["interpreters"]
 
     def threads(self, tables: Tables, only: int = 0) -> dict[int, int]:
-        """Return own id → address of the state of each thread, or of `only` one, that runs an event loop."""
+        """Return id in the own namespace → address of the state of threads (`only`: one id) that run event loops."""
         left, interpreter, threads = MOST_THREADS, self.word(self.prepare(tables)), dict[int, int]()
         while interpreter:
             thread = self.word(interpreter, "threads")
@@ -96,7 +96,7 @@ class Loop(Memory):
         return self.word(thread, "running_loop")
 
     def word(self, base: int, member: str | int = 0, size: int = 8, *, signed: bool = False) -> int:
-        """Return an integer of `size` bytes, at an offset or at that of a member."""
+        """Return the integer of `size` bytes at `base` + `member`: an offset, or a key of `at`."""
         return self.number(base + (self.at[member] if isinstance(member, str) else member), size, signed=signed)
 
     def str_of(self, address: int) -> str:
@@ -148,7 +148,7 @@ class Loop(Memory):
         return frames[::-1], awaits, lock or thing, inside
 
     def _thing_of(self, frame: tuple[str, str, int], first: int) -> int:
-        """Return the object that a coroutine of asyncio with this first local variable waits for; 0 for others."""
+        """Return `first`, the first local variable of a frame, if its file is asyncio/locks.py or queues.py; else 0."""
         return first if _SYNCHRONIZES.search(frame[1]) else 0
 
     def frame_of(self, frame: int) -> tuple[tuple[str, str, int], int, list[int], int]:
@@ -174,13 +174,13 @@ class Loop(Memory):
         return self.addresses(begin, (self.word(frame, "stack_top") - begin) // 8)
 
     def addresses(self, begin: int, number: int, most: int = _MOST_SLOTS) -> list[int]:
-        """Return words at `begin`, not more than a frame may have, without the tags of references."""
+        """Return `number` words from `begin` on, at most `most`, without the tag bits of references."""
         content = self.read(begin, 8 * min(max(number, 0), most))
         return [word & ~TAGS for (word,) in struct.iter_unpack("<Q", content)]
 
     def _held(self, slot: int, above: int) -> int:
-        """Return the object whose `async with` a frame is in if a slot of its stack is `__aexit__`; 0 for others. The
-        object is in the slot above a function, before 3.14 in a method."""
+        """Return the object of the `async with` block that a frame is in, if a slot of its stack is `__aexit__`; else
+        0. It is in the slot `above` if `slot` is a function (3.14), or is bound in a method (before)."""
         with suppress(UnreadableError):  # a slot may hold a number
             kind = self.type_of(slot)[0] if slot else ""
             function, thing = slot, above

@@ -29,8 +29,8 @@ def switches_of(pid: int, tid: int) -> tuple[int, int]:
 
 
 class Memory:
-    """Reader of pages, each once. `fd`: descriptor of /proc/PID/mem. `until_s`: time (`time.process_time`) after which
-    nothing is read. `pages`: numbers of pages to be copied at once. `has_missed`: others were needed."""
+    """Reader of memory that copies each page once. `fd`: descriptor of /proc/PID/mem. `until_s`: `time.process_time`
+    after which nothing is read. `pages`: page numbers to copy first. `has_missed`: other pages were needed, too."""
 
     def __init__(self, fd: int, until_s: float, pages: Collection[int] = ()) -> None:
         self._fd, self._left, self._until_s = fd, _MOST_READS, until_s

@@ -69,10 +69,9 @@ class Section(NamedTuple):
 
 
 def read_runtime(fd: int, path: bytes) -> dict[str, Any] | None:
-    """Return what an open file says: `section`, a `Section` as a tuple, and `offsets`, members of `struct
-    offcpu_python`, whose `interpreters` is relative to the section; {} for a version that is not known or too old, or a
-    build without GIL. Return None for a file without interpreter.
-    """
+    """Return `section`, a `Section` as a tuple, and `offsets`, members of `struct offcpu_python`, of an open file. The
+    offset `interpreters` is relative to the section; `offsets` is {} for an unknown or too old version, or a build
+    without GIL. Return None for a file without interpreter."""
     minor = PYTHON.search(path)
     section = find_section(fd, RUNTIME) if minor else None
     if minor is None or section is None:

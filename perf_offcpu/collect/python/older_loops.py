@@ -4,8 +4,8 @@ WeakSet of all tasks; which loop a thread runs is in the thread's dict, in 3.13 
 builds for 64-bit machines: Include/internal of CPython and FutureObj, TaskObj in Modules/_asynciomodule.c; those of the
 interpreter: `offsets`.
 
-Before 3.14 a task does not know who awaits it. That is found from the other side, of tasks that are awaited directly or
-by gather(), wait(), wait_for() or a group, and not known of others (shield(), as_completed()).
+Before 3.14 a task does not refer to the tasks that await it. They are found by what each task awaits: another task
+directly, or by gather(), wait(), wait_for() or a TaskGroup, but not by shield() or as_completed().
 """
 
 import re
@@ -43,7 +43,7 @@ _AWAITS_TASKS: Final = re.compile(r"(TaskGroup\._\w+|_wait|wait_for) .*/asyncio/
 
 
 class OlderLoop(Loop):
-    """Reader of the tasks of one thread."""
+    """Reader of the tasks of one thread's event loop in CPython 3.11 to 3.13."""
 
     _tables = Tables(0, 0, 0)
 
@@ -54,7 +54,7 @@ class OlderLoop(Loop):
         return self.word(module, _DICT_OF_MODULE) if module else 0
 
     def prepare(self, tables: Tables) -> int:
-        """Do as in later versions; `at` has the names of later versions."""
+        """Set `at` to offsets under the names that `Loop` uses; return what `Loop.prepare` returns."""
         offsets = offsets_of(head := self.read(tables.runtime, _HEAD), tables.minor)
         if not offsets or offsets["minor"] != tables.minor or tables.minor not in _OF_MINOR:
             raise UnreadableError
@@ -76,7 +76,7 @@ class OlderLoop(Loop):
         return loop if loop and self.type_of(loop)[0] != "NoneType" else 0
 
     def tasks(self, thread: int) -> Iterator[Task]:
-        """Yield the tasks that have not ended, by name; those that can be read before UnreadableError."""
+        """Yield the tasks that have not ended, by name. UnreadableError, after the others: some cannot be read."""
         loop = self.loop_of(thread)
         current, *sets = self._values(self._tables.asyncio, _TABLES)
         running = next((task for key, task in self._entries(current) if key == loop), 0)
@@ -117,7 +117,7 @@ class OlderLoop(Loop):
         return False
 
     def _running(self, thread: int, last: int) -> list[tuple[str, str, int]]:
-        """Return the coroutines that run in a thread, leaf first, up to the frame `last`; [] without it."""
+        """Return the running coroutines of a thread, leaf first, up to the frame `last`; [] if it is not reached."""
         frame, places = self.word(thread, "thread_frame"), list[tuple[str, str, int]]()
         frame = self.word(frame, "c_frame") if frame and not self.at.get("direct") else frame
         left = _MOST_FRAMES
@@ -136,7 +136,7 @@ class OlderLoop(Loop):
         return first if _AWAITS_TASKS.match(" ".join(frame[:2])) else super()._thing_of(frame, first)
 
     def _awaited_with(self, thing: int) -> list[int]:
-        """Return what is awaited with an object: members of a group or a set, arguments of gather(), or itself."""
+        """Return the futures behind `thing`: members of a set or TaskGroup, children of gather(), else itself."""
         with suppress(UnreadableError):
             name = self.type_of(thing)[0] if thing else ""
             if name in ("set", "TaskGroup"):

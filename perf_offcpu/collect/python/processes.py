@@ -33,7 +33,7 @@ _MMAP2, _FORK, _EXIT = int(RecordType.MMAP2), int(RecordType.FORK), int(RecordTy
 
 
 class MappingFollower(ABC):
-    """Follows what processes map, by records of the kernel and of what is there already."""
+    """Base of classes that find processes which map a file, by MMAP2, FORK and EXIT records."""
 
     needle: bytes  # records without it are of no interest
 
@@ -57,7 +57,7 @@ class MappingFollower(ABC):
         """Take a FORK or EXIT record."""
 
     def is_of_needle(self, record: memoryview) -> bool:
-        """Return whether the path of a mapped file ends with the needle."""
+        """Return True if the path of the file in an MMAP2 record ends with `needle`."""
         return bytes(record[_NAME:]).partition(b"\0")[0].endswith(self.needle)
 
 
@@ -67,16 +67,16 @@ def pid_of(record: memoryview) -> int:
 
 
 def ended_process(kind: int, record: memoryview) -> int:
-    """Return the process that a FORK or EXIT record ends; 0 if it ends none."""
+    """Return the pid if the record is the EXIT of a process's main thread; 0 for others."""
     pid, _, tid, _ = _TASK.unpack_from(record, _HEAD)
     return int(pid) if kind == _EXIT and pid == tid else 0
 
 
 class PythonMap(Protocol):
-    """Keeps where processes that run CPython have their state."""
+    """Receiver of the addresses and offsets of CPython's state in each process, such as the BPF maps."""
 
     def set_python(self, pid: int, values: Mapping[str, int], *, forked: bool = False) -> None:
-        """Take the members of `struct offcpu_python` of a process. `forked`: they are its parent's, and copied."""
+        """Take the members of `struct offcpu_python` of a process. `forked`: `values` are those of its parent."""
 
     def forget_python(self, pid: int) -> None:
         """Undo `set_python`."""
@@ -84,10 +84,10 @@ class PythonMap(Protocol):
 
 class PythonProcesses(MappingFollower):
     """Follow processes that run CPython. `lost`: counts processes whose interpreter is not read. `recorded` returns the
-    pids of recorded processes that live; None: all that are followed are.
+    pids of recorded processes that live; None: all processes count as recorded.
 
     Attributes:
-        maps: the BPF maps that are told; None: nothing is done.
+        maps: receiver of the offsets; None: records are ignored.
         offsets: process → members of `struct offcpu_python`; {} of an interpreter that is not read.
         meanwhile: is called again and again while a file is read.
     """
@@ -134,7 +134,7 @@ class PythonProcesses(MappingFollower):
             self.offsets[pid] = {}  # counted once: its library may be mapped next
 
     def count_unread(self) -> None:
-        """Count recorded processes whose interpreter is not read: records of mappings are of others, too."""
+        """Count in `lost` the recorded processes whose interpreter is not read, _SETTLE_S after it was mapped."""
         now = time.monotonic()
         if due := {pid for pid, when in self._unread.items() if when <= now}:
             self._lost.add(losses.PYTHON_UNKNOWN, len(due & self._recorded() if self._recorded else due))

@@ -67,7 +67,7 @@ class Ring:
         self.fullest = self.recent = self.last = 0
 
     def drain(self, sink: Sink) -> None:
-        """Move the content to `sink`. Raises RecordingError: the sink did not take all; the others stay."""
+        """Move the content to `sink`. Raises RecordingError: the sink took only a part; the rest stays in the ring."""
         tail = self._control[_TAIL]
         head = self._control[_HEAD]
         self.last = head - tail

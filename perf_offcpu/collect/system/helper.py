@@ -208,7 +208,7 @@ class Helper:
 
 
 class Avoided:
-    """A set of processes or file systems that did not answer, each for AVOIDED_S, in which they are not asked again."""
+    """Set of processes and file systems that did not answer; each stays for AVOIDED_S and is not asked meanwhile."""
 
     def __init__(self) -> None:
         self._until: dict[Hashable, float] = {}

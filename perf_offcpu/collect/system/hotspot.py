@@ -24,7 +24,7 @@ _SIMPLE = dict(zip("BCDFIJSZV", "byte char double float int long short boolean v
 
 
 class _Memory:
-    """Reader of pages, which are kept. Raises OSError: memory cannot be read, or the time is over."""
+    """Reader of a JVM's memory that caches pages. Raises OSError: memory cannot be read, or the time is over."""
 
     def __init__(self, fd: int) -> None:
         self._fd, self._pages, self._until_s = fd, dict[int, bytes](), time.process_time() + _MOST_CPU_S
@@ -85,7 +85,7 @@ class _Hotspot:
         self._size = {memory.text(row[0]): row[5] for row in rows}
 
     def at(self, address: int, field: bytes, size: int = _POINTER) -> int:
-        """Return a member of an object, `Type::_name`."""
+        """Return the member `field` (`Type::_name`) of the object at `address`: an integer of `size` bytes."""
         return self._memory.number(address + self._offset[field], size)
 
     def classes(self) -> Iterator[int]:

@@ -67,9 +67,9 @@ def _main(pid: int) -> None:
 
 
 def _code_of_jvm(pid: int) -> Iterator[bytes]:
-    """Yield the perf map of a JVM with lines on frames, then those of hotspot.py, for which time may be too short. The
-    process may be hostile: its /tmp is entered without links, files there are its own, and its answer is bounded in
-    size and time. OSError: it was not asked, or gave none."""
+    """Yield the perf map of a JVM and the sizes of frames, then the lines of hotspot.py, if there is time. The process
+    may be hostile: its /tmp must be no link, files there must be its own, and its answer is bounded in size and time.
+    Raises OSError: it cannot be asked, or gives no map."""
     until_s = time.monotonic() + _JVM_S
     process = os.pidfd_open(pid)  # from here on the pid cannot become another process's unnoticed
     status = _status(pid)
@@ -115,7 +115,7 @@ def _has_ended(process: int, time_s: float = 0) -> bool:
 
 
 def _trigger(process: int, attach: str, name: str, tmp: int, until_s: float) -> None:
-    """Let a JVM open its socket, if it does so in time."""
+    """Send SIGQUIT to a JVM, so that it opens its socket `name`, and wait for that; TimeoutError if it does not."""
     # direct: a new file in the process's /tmp, as its owner
     os.close(os.open(attach, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY, 0o600, dir_fd=tmp))
     try:

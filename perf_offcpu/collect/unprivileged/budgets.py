@@ -33,7 +33,7 @@ class Budgets:
         self._queued_ns = dict(self._before_ns)
 
     def add(self, intervals: NDArray[Any], looks: dict[int, Look | None]) -> None:
-        """Add intervals (`switches.INTERVAL`). `looks`: row → what was seen of the thread."""
+        """Add intervals (`switches.INTERVAL`). `looks`: row of `intervals` → the look at its thread, for its state."""
         modes = np.full(len(intervals), self._modes["other"])
         modes[intervals["preempted"] != 0] = self._modes["preempted"]
         modes[intervals["kind"] == IN] = self._modes["running"]
@@ -58,7 +58,7 @@ class Budgets:
             row["end_ns"] = max(int(row["end_ns"]), int(intervals["end"][part].max()))
 
     def read_delays(self) -> None:
-        """Read the run-queue delay of threads that exist, of a bounded number."""
+        """Read the run-queue delay of the newest _MOST_READ threads that still exist."""
         for pid, tid in list(self._rows)[-_MOST_READ:]:
             if delay_ns := _queued_ns(pid, tid):
                 self._queued_ns[tid] = delay_ns

@@ -22,14 +22,14 @@ _NO_WORDS: Final = np.empty(0, np.uint64)
 
 
 class KernelChains:
-    """Find the callchain of each switch-out. `ids`: of the event of context switches; none where it is refused."""
+    """Find the kernel callchain of each switch-out. `ids`: of the event of context switches; none if it is refused."""
 
     def __init__(self, ids: Iterable[int] = (), shape: SampleShape | None = None) -> None:
         self._ids, self._shape = np.array(list(ids), np.uint64), shape
         self.clear()
 
     def clear(self) -> None:
-        """Forget all chains: records were lost."""
+        """Drop all chains: records were lost, so a chain may be of another wait."""
         self._keys, self._words = np.zeros(0, _KEY), _NO_WORDS  # keys in order of thread and time
         self._new: list[tuple[NDArray[Any], NDArray[np.uint64]]] = []
 
@@ -48,7 +48,7 @@ class KernelChains:
         return rows
 
     def _sort(self) -> None:
-        """Sort new chains in."""
+        """Merge the new chains into those sorted by thread and time."""
         keys = [self._keys, *(keys for keys, _ in self._new)]
         words = [self._words, *(words for _, words in self._new)]
         for part, begin in zip(keys, offsets_of(np.array([len(part) for part in words]))[:-1], strict=True):
@@ -70,7 +70,7 @@ class KernelChains:
         return _picked(keys[np.where(is_of_wait, rows, -1)], self._words)
 
     def forget(self, last_switches: NDArray[Any]) -> None:
-        """Keep, of each thread, only what may belong to its last switch (`switches.EVENT`) or to later ones."""
+        """Drop chains older than `ran_since` of their thread in `last_switches` (`switches.EVENT`): of past waits."""
         self._sort()
         order = np.argsort(last_switches["tid"], kind="stable")
         tids = last_switches["tid"][order]

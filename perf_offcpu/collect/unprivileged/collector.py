@@ -78,7 +78,7 @@ class UserCollector(Closing):
         return [*sampling, self.waits, tracker, self.counters_event]
 
     def begin(self) -> None:
-        """Let the events of existing threads flow; those of a command begin at its exec."""
+        """Enable the events of existing threads; the events of a command enable themselves at its exec."""
         begin_ns = now_ns()
         if not self._on_exec:
             self._events.enable()
@@ -97,7 +97,7 @@ class UserCollector(Closing):
             self.rings.drain(self._switches)
 
     def look(self) -> None:
-        """Empty the rings, and look at threads that sleep."""
+        """Empty the rings, then read stack and object of sleeping threads, as far as the budget allows."""
         self.drain()
         self._reader.follow(self._sleepers())
 
@@ -200,13 +200,13 @@ class UserCollector(Closing):
         self._pythons.see(records)
 
     def set_python(self, pid: int, values: Mapping[str, int], *, forked: bool = False) -> None:
-        """Do nothing: no BPF program wants to know where a process has the state of Python."""
+        """Do nothing: there is no BPF program that reads the state of Python."""
 
     def forget_python(self, pid: int) -> None:
-        """Do nothing, likewise."""
+        """Do nothing, as `set_python` does."""
 
     def _write_waits(self, waits: NDArray[Any], looks: list[Look | None], sink: Sink, *, over: bool = True) -> None:
-        """Write some waits, and the Python functions in which they were seen."""
+        """Write samples of waits, and the Python functions found by the looks at their threads."""
         sink.append(wait_records(self.waits, waits, looks, self._chains.of_waits(waits), over=over))
         for wait, look in zip(waits, looks, strict=True):
             if look and look.functions:

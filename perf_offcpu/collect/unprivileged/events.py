@@ -36,7 +36,7 @@ class TaskEvents:
         waits: the event of the samples of waits, which the recorder writes itself.
         switch_ids: ids of the event of context switches, whose samples have kernel callchains, one at each switch; none
             where the user may not see the kernel. They are no part of the file.
-        switch_shape: of its samples.
+        switch_shape: shape of the samples of that event.
     """
 
     def __init__(self, options: RecordOptions, tids: Iterable[int], on_exec: bool, say: Callable[[str], None]) -> None:

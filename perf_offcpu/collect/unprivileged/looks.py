@@ -102,7 +102,7 @@ class Reader:
             self._least_ns = max(int(self._least_ns * _FALL), LEAST_NS)
 
     def _left_s(self) -> float:
-        """Return the CPU time that the budget allows now, s; what exceeds _MOST_SAVED_S is forgotten."""
+        """Return the CPU time that looks may take now, s; of unused time at most _MOST_SAVED_S is kept."""
         allowed_s = BUDGET * (time.monotonic() - self._begin_s) + _MOST_SAVED_S
         self._spent_s = max(self._spent_s, allowed_s - _MOST_SAVED_S)
         return allowed_s - self._spent_s

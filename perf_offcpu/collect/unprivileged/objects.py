@@ -127,8 +127,8 @@ class CallObjects:
         return self._only_watched(row, pid, fd) or identity
 
     def _only_watched(self, row: NDArray[Any], pid: int, fd: int) -> tuple[object, ...] | None:
-        """Describe the only descriptor that an epoll instance watches in its place; None, and nothing changed, if it
-        watches several, or one that has another number by now."""
+        """Describe in `row` the only descriptor that an epoll instance watches; return its identity. Return None and
+        leave `row` unchanged if there are several, or the number is of another file by now."""
         watched = _WATCHED.findall(read_kernel_if_any(f"/proc/{pid}/fdinfo/{fd}", 1 << 16))
         if len(watched) != 1:
             return None
@@ -204,7 +204,7 @@ def _path(row: NDArray[Any], tid: int, address: int) -> tuple[object, ...] | Non
 
 
 def _child(row: NDArray[Any], tid: int, object_form: str, arguments: Sequence[int]) -> tuple[object, ...]:
-    """Describe the child that is waited for: in vfork() the last child, else -1 for any child."""
+    """Describe the child that a call waits for: for vfork() the last child, else the given one; -1 for any."""
     if object_form == "fork":
         children = read_kernel_if_any(f"/proc/{int(row['pid'])}/task/{tid}/children", 1 << 16).split()
         return _number(row, ObjectKind.PROCESS, int(children[-1]) if children else -1)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make waits of SWITCH records while recording goes on: a wait lasts from a switch-out to the next switch-in of its
-thread. Rings of CPUs are drained one after the other, so records are sorted by time, and the last wait for the next
-drain."""
+thread. Rings of CPUs are drained one after the other, so records are sorted by time, and the latest ones are
+kept until the next drain."""
 
 from typing import Any, Final
 
@@ -40,10 +40,10 @@ _SWITCHES: Final = (int(RecordType.SWITCH), int(RecordType.EXIT), int(RecordType
 
 
 class SwitchLog:
-    """Take SWITCH records out of drained records, a sink of rings, and keep all others. `tasks`: thread → process, of
-    the threads that exist at `begin_ns`. `counters`: counts records that are damaged, and switches that are missing.
-    `chains`: takes the samples of context switches. `others`: the other records, for `SideBand`; the caller takes them.
-    `samples`: the number of on-CPU samples among these."""
+    """Take SWITCH records out of drained records; a sink of rings. `tasks`: thread → process, of the threads that exist
+    at `begin_ns`. `counters`: counts damaged records and missing switches. `chains`: takes the samples of context
+    switches. `others`: all other records, which the caller removes and passes to `SideBand`. `samples`: number of
+    on-CPU samples put into `others` so far."""
 
     def __init__(self, tasks: dict[int, int], begin_ns: int, counters: Losses, chains: KernelChains) -> None:
         self.others: list[Buffer] = []

@@ -207,7 +207,7 @@ def _own_texts(row: Any) -> Texts:
 
 
 def _is_in_proc(row: Any, texts: Texts) -> bool:
-    """Return True for an object of which /proc has further texts."""
+    """Return True for an object of which more texts are to be read from /proc."""
     kind = int(row["kind"])
     if kind == ObjectKind.SOCKET:
         return texts["protocol"] in _BY_PORT and bool(texts["remote"])

@@ -114,8 +114,8 @@ def with_monitors(
     last: LastTasks, owners_of: Callable[[set[int]], Mapping[int, Mapping[int, int]]], again: Callable[[], LastTasks]
 ) -> LastTasks:
     """Return `last` with `holder_tid` of tasks that wait for a monitor of a JVM. `owners_of`: reads pid → (tid → tid of
-    the owner, in the namespace of the process) of JVMs among these pids. `again`: runs the iterator once more, to find
-    the tasks that have stood still, but for one look at the monitor: HotSpot waits with a time limit of up to 1 s."""
+    the owner, in the namespace of the process) of JVMs among these pids. `again`: runs the iterator once more; only
+    tasks with at most one switch since then count. HotSpot wakes up after up to 1 s to look at the monitor."""
     tasks, rows = last.tasks.copy(), last.waiting()
     owners = owners_of({*tasks["pid"][rows].tolist()})
     if not any(owners.values()):

@@ -201,8 +201,8 @@ def run_with_fewer_rights(work: Callable[[], None]) -> bool:
 
 
 def _has_succeeded(pid: int) -> bool:
-    """Wait for a child and return whether it succeeded; stop waiting for a child that hangs. A file system that does
-    not answer (FUSE, NFS) lets it wait for ever, and may let no signal end it."""
+    """Wait for a child process; return True if it exited with status 0. Kill it and return False if it makes no
+    progress for _MOST_IDLE_S: a file system that does not answer (FUSE, NFS) can block it for ever."""
     before, seen_s = b"", time.monotonic()
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)

@@ -105,9 +105,9 @@ def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
 
 
 def with_rights(options: RecordOptions, *, forced: bool) -> RecordOptions:
-    """Return the options, `unprivileged` if BPF is refused and the target is of this user, or if it is `forced`. Raises
-    CapabilityError: the options need BPF, or /proc is of another pid namespace; UsageError: they do, and it is forced.
-    """
+    """Return `options`, with `unprivileged` set if `forced` or if the kernel refuses BPF. Raises CapabilityError: BPF
+    is refused and an option needs it, the command is set-user-ID, or /proc is of another pid namespace; UsageError:
+    `forced`, and an option needs BPF."""
     from perf_offcpu.collect.bpf.kernel.probes import check_privileges
 
     if os.path.realpath("/proc/self") != f"/proc/{os.getpid()}":  # direct: asks which pid this process has there
@@ -130,7 +130,7 @@ def with_rights(options: RecordOptions, *, forced: bool) -> RecordOptions:
 
 
 def setuid_program(name: str) -> str:
-    """Return the path of a command that runs as another user or group than this process; "" for others."""
+    """Return the path of a command that is set-user-ID or set-group-ID for another user or group; "" for others."""
     path = shutil.which(name) or name
     try:
         facts = os.stat(path)  # direct: the caller's own command
@@ -284,8 +284,8 @@ def _files_of_command(name: str) -> list[str]:
 
 
 def _process_lacks(target: Target) -> bool:
-    """Return True if a file of a process lacks frame pointers or is not read in time, and for threads, many processes
-    or the system. The processes may be hostile, and their files on a file system that does not answer."""
+    """Return True if a file that a process has mapped lacks frame pointers or is not read in time. Return True also for
+    threads, more than _MAX_PIDS processes and the system. A helper reads the files, which may hang."""
     from perf_offcpu.collect.system.helper import Helper
 
     if target.threads or not 0 < len(target.processes) <= _MAX_PIDS:

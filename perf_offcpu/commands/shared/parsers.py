@@ -81,7 +81,7 @@ class Parser(argparse.ArgumentParser):
         return result
 
     def format_help(self) -> str:
-        """Return argparse's help, with what the table has for a verb below it."""
+        """Return argparse's help, followed by the text `below` that the options table has for the verb, if any."""
         below = help_texts().get(self.prog.removeprefix(f"{PROGRAM} "), {}).get("below", "")
         return super().format_help() + (f"\n{below}" if below else "")
 
@@ -103,7 +103,7 @@ class Parser(argparse.ArgumentParser):
         return next((spelled_like(name, options) for name in unknown if name not in options), "")
 
     def _as_typed(self, word: str) -> str:
-        """Return the typed word: argparse of Python 3.14 takes `-z` out of `-z99` and reports `-99`."""
+        """Return a word as it was typed: of `-z99`, argparse of Python 3.14 reports `-99` as unknown."""
         if word in self._words:
             return word
         return next(filter(re.compile(f"-[^-]{re.escape(word[1:])}").fullmatch, self._words), word)
@@ -124,7 +124,7 @@ def accept_without_effect(parser: argparse.ArgumentParser, verb: str) -> None:
 
 @functools.cache
 def help_texts() -> dict[str, dict[str, str]]:
-    """Return verb, or `shared` → name → text."""
+    """Return the options table: verb, or `shared` → (name of an entry → its text)."""
     return dict(read_table(__file__))
 
 
@@ -137,7 +137,7 @@ def add_verb(
 
 
 def load_verb(verb: str) -> ModuleType:
-    """Import the module of a verb: `add_parser(subparsers)`, and `run(args)`, which returns the status."""
+    """Import and return the module of a verb; it has `add_parser(subparsers)` and `run(args)` → exit status."""
     return importlib.import_module(f"perf_offcpu.commands.{VERBS[verb]}")
 
 

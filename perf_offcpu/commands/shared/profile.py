@@ -221,7 +221,7 @@ def known_words(option: str, texts: list[str], known: Iterable[str]) -> tuple[st
 
 
 def kept_options(args: argparse.Namespace) -> list[tuple[str, str]]:
-    """Return (option, value) of the given options of input and selection, for the command that the verdict shows."""
+    """Return (option, value) of the input and selection options given, to be repeated in commands that are shown."""
     kept = [("-i", path) for path in args.input or ()]
     for name in _KEPT:
         value = getattr(args, name)

@@ -67,7 +67,7 @@ def columns() -> int:
 
 
 def replace_closed_streams() -> None:
-    """Make closed stdin empty, let stderr discard, stdout raise OSError; a recorded command gets closed streams."""
+    """Replace closed streams (close-on-exec): stdin is empty, writes to stdout raise OSError, to stderr are ignored."""
     if sys.stdin is None:
         os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)  # the lowest free number: 0
         sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115  as long as the program runs

@@ -76,7 +76,7 @@ class _Edge(NamedTuple):
 
 
 def _merged(edges: Iterable[_Edge]) -> list[_Edge]:
-    """Merge edges with the same source and target: weights and waits are summed, `what` is the heaviest one's."""
+    """Merge edges of the same source and target: sum weight and waits, keep `what` of the heaviest edge."""
     edge_of_ends: dict[tuple[str, str], _Edge] = {}
     for edge in sorted(edges, key=lambda edge: (-edge.weight, edge)):
         first = edge_of_ends.get(edge[:2], edge._replace(weight=0, waits=0))

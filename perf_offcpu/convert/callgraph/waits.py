@@ -126,7 +126,7 @@ def _mark_knots(graph: Any) -> None:
 
 
 def _to_drop(part: Any) -> list[tuple[str, str]]:
-    """Return the lightest edges, as few as split the component; [] if it does not split without any light edge."""
+    """Return the fewest lightest edges whose removal splits the component; [] if removing all light ones does not."""
     import networkx
 
     inner = sorted(part.edges(data="weight"), key=lambda edge: (edge[2], edge[:2]))

@@ -90,8 +90,8 @@ class Rows:
         return np.ndarray(self.count, f"V{total}", text, 0, (total + _WORD,)).tobytes()
 
     def _spaced(self, total: I64) -> bytes:
-        """Write strings of different lengths. The last parts of a string reach into the next one, so the first word of
-        each is written again in the end. For short strings, which that would not mend, there are gaps instead."""
+        """Write strings of different lengths. The last word of a string overwrites the begin of the next one, so the
+        first words are written again at the end. If strings are too short for that, gaps between them are removed."""
         leading, reach = self._leading()
         gap = 0 if int(total.min()) >= reach else _WORD
         ends = np.cumsum(total + gap)
@@ -113,8 +113,8 @@ class Rows:
         return text[used].tobytes()
 
     def _leading(self) -> tuple[int, int]:
-        """Return (k, reach): the first k parts have at least _WORD bytes in each string; words written for them end by
-        byte `reach`, sys.maxsize if k is all parts."""
+        """Return (k, reach): the first k parts cover _WORD bytes or more of each string; the words written for them end
+        at byte `reach` at the latest. If k is all parts, `reach` is sys.maxsize."""
         least = most = reach = 0
         for index, part in enumerate(self.parts):
             if least >= _WORD:

@@ -211,8 +211,8 @@ def _without_samples(profile: Profile, tracks: list[Track]) -> list[Track]:
 
 
 def _between(profile: Profile, waits: Waits, tracks: list[Track], timeline: Timeline) -> list[list[list[int]]]:
-    """Return for each track (class, ns) of its time outside of single waits; class -1 is running. Threads without a
-    budget ran, for all that is known, whenever they did not wait."""
+    """Return for each track [(class, ns)] of the time outside of single waits; class -1 is running. A thread without a
+    budget counts as running whenever it did not wait."""
     samples, cpu_waits = profile.samples, CpuWaits(profile, tracks)
     recorded_ns = max(sum(end - begin for begin, end in profile.meta.recorded), timeline.duration_ns)
     waited = sum_by(timeline.track, np.where(profile.is_offcpu(), samples.period, 0), len(tracks))

@@ -118,7 +118,7 @@ class Interned:
 
     @property
     def event_names(self) -> int:
-        """The number of event names so far."""
+        """Return the number of event names interned so far."""
         return len(self._iids.get(EVENT_NAMES, {}))
 
     def annotation(self, name: str, text: str) -> bytes:

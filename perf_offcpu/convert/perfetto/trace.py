@@ -94,7 +94,7 @@ class _Writer:
         self.interned, self.names = interned, interned.event_names
 
     def _intern_wakers(self, interned: packets.Interned) -> None:
-        """Intern wakers' stacks as details of the waits: wake-ups by interrupts have no mark to show them."""
+        """Intern wakers' stacks as annotations of the waits: wake-ups by interrupts have no slice that shows them."""
         first, self.waker_text = group(self.waker_node)
         nodes = self.waker_node[first]
         waker_nodes = nodes[nodes >= 0]
@@ -198,7 +198,7 @@ class _Writer:
 
 
 class _LaneTexts:
-    """A lane with the numbers of its texts. `key`: name of the annotation that has the details."""
+    """A lane whose names and details are interned. `key`: name of the annotation that holds the details."""
 
     def __init__(self, interned: packets.Interned, lane: Lane, category: str, key: str) -> None:
         self.lane, self._category = lane, field(3, interned.iid(packets.CATEGORIES, category))

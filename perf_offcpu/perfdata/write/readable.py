@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the records and events that any perf can read: a writer must not pass on what a reader chokes on. perf gives up
-a whole file for one sample of an unknown event, one record whose trailer names an unknown event, one count that says
-more than its record holds. Our reader counts such records and goes on; a file that is written again leaves them out."""
+"""Find the records and events that any perf can read, so that a rewritten file has no others. perf gives up a whole
+file for one sample of an unknown event, one record whose trailer names an unknown event, one count that says more than
+its record holds. Our reader counts such records and goes on; a file that is written again leaves them out."""
 
 from functools import cache
 from typing import Any

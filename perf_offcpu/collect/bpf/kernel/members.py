@@ -115,8 +115,8 @@ def _kernel_locks(btf: Btf) -> Defines:
 
 
 def _tcp(btf: Btf) -> Defines:
-    """Return constant → offset for the facts about a TCP connection; TCP_SRTT is 0 if the kernel lacks any. Which time
-    is running (TCP_CHRONO_TYPE) is a bit field of two bits in older kernels, the first of a byte."""
+    """Return constant → offset for the facts about a TCP connection; TCP_SRTT is 0 if the kernel lacks any.
+    TCP_CHRONO_TYPE: the byte in which chrono_type (older kernels: two bits) begins; 0 if not at its first bit."""
     first = btf.member("tcp_sock", "rtt_min"), btf.member("minmax_sample", "v")
     defines = _features(btf, "tcp") if all(first) else dict.fromkeys(_TABLES["tcp"], 0)
     try:
