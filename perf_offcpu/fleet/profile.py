@@ -81,8 +81,8 @@ def profile_of(tables: Tables, groups: Mapping[str, Sequence[Any]], title: str) 
 def tree_of(
     tables: Tables, comms: Sequence[str], stacks: Sequence[int], first_ns: Sequence[int], marks: Sequence[int]
 ) -> PathTree:
-    """Return the tree of n stacks (ids) below their comms, by functions. `first_ns`: of any sample; `marks`: MARKS of
-    flags."""
+    """Return the tree of n stacks (ids) below their comms, by functions. `first_ns`: time of any sample with the
+    stack: the folder of that hour holds its frames. `marks`: the flags of the samples that are in MARKS."""
     rows = len(stacks)
     groups: dict[str, Sequence[Any]] = {"comm": comms, "stack": stacks, "first_ns": first_ns, "marks": marks}
     groups |= {"event": [EVENT_NAME] * rows, "weight": [0] * rows, "waits": [0] * rows}

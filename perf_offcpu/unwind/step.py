@@ -107,8 +107,8 @@ class Walk(WalkState):
         return going
 
     def _name_methods(self, live: I64, pc: U64, rows: I64) -> None:
-        """Set `pc` in frames of HotSpot's interpreter (`rows`) to the end of the first byte of the method's object, as
-        if it were code that was called: its address is in the frame (`interpreter_frame_method_offset`)."""
+        """Set `pc` in frames of HotSpot's interpreter (`rows`) to the address of the Method, which the frame holds
+        (`interpreter_frame_method_offset`), plus 1: a return address is looked up at the byte before it."""
         trampolines, lanes = self.lookup.trampolines, live[rows]
         if trampolines is not None and len(rows):
             method = self.read(lanes, self.fp[lanes] - _METHOD).words

@@ -88,7 +88,7 @@ def _object_defines(config: OffCpuConfig, facts: KernelFacts) -> dict[str, int |
 
 def control_values(config: OffCpuConfig, modes: Sequence[str], at_exit: bool) -> dict[str, int]:
     """Return name → value of the members of `struct offcpu_control` (bpf/off_cpu.h), which the programs read as they
-    run. `modes`: enumerators of `enum offcpu_mode`. `at_exit`: waits end in the sleeper's context."""
+    run. `modes`: enumerators of `enum offcpu_mode`. `at_exit`: as `OffCpuProgram.ends_at_exit`."""
     targets = config.targets
     return {
         "threshold_ns": config.least_ns,

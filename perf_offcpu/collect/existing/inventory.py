@@ -190,7 +190,7 @@ class Inventory:
         return lost
 
     def build_ids(self) -> list[BuildId]:
-        """Return build-ids of the kernel, its modules (after `records`) and all files mapped so far."""
+        """Return build-ids of the kernel and its modules, which `records` finds, and of all files mapped so far."""
         files = ((CpuMode.KERNEL, self._kernel.files), (CpuMode.USER, self._build_ids.files))
         return [
             BuildId(HOST_PID, mode, build_id.hex(), name)

@@ -74,7 +74,7 @@ class _Text:
         self.subject = "Off-cpu time" if comparison.new.is_offcpu else "Weight of the samples"
 
     def rate(self, value: float) -> str:
-        """Format a weight per second, unit or run."""
+        """Format a weight per second, run or unit of work (`comparison.per`), without its own unit."""
         if self.comparison.unit != "ns":
             return f"{value:.3f}"
         return say.amount(round(value), "ns", self.style)
