@@ -131,6 +131,7 @@ def lost(recording: Recording, *, of_others: bool = False) -> set[LossCause]:
         left_out |= {losses.OBJECTS_CLOSED, losses.OBJECTS_UNREADABLE, losses.OBJECTS_COMPAT}
         left_out |= {losses.EVENTS_TAKEN, losses.OBJECTS_UNNAMED, losses.WAITERS_UNREAD}
         left_out |= {losses.PYTHON_UNKNOWN, losses.PYTHON_UNREADABLE, losses.JVM_UNASKED}
+        left_out |= {losses.EVENT_LOOP_UNREAD, losses.GO_UNKNOWN}
     return set(recording.losses) - left_out
 
 
