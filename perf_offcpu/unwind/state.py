@@ -40,11 +40,12 @@ class Threads:
     values: U64  # uint64[registers, n], by DWARF number
     known: U64  # uint64[n], bit by number for each known register
     stacks: StackWords  # the words of each stack, from its stack pointer on
+    is_own: Bool  # bool[n], True if no other wait has this copy (`step.Walk._name_methods`)
 
     def take(self, rows: I64) -> Self:
         """Return the threads with these row numbers; the words of the stacks are shared."""
         stacks = StackWords(self.stacks.words, self.stacks.begins[rows], self.stacks.lengths[rows])
-        return type(self)(self.spaces[rows], self.values[:, rows], self.known[rows], stacks)
+        return type(self)(self.spaces[rows], self.values[:, rows], self.known[rows], stacks, self.is_own[rows])
 
 
 class WalkState:
@@ -54,7 +55,7 @@ class WalkState:
         self.lookup, self.rules, self.follow_all = lookup, lookup.rules, follow_all
         registers = self.registers = lookup.rules.registers
         spaces, values, stacks = threads.spaces, threads.values, threads.stacks
-        self.spaces = spaces
+        self.spaces, self.is_own = spaces, threads.is_own
         self.words, self.begins, self.lengths = stacks.words, stacks.begins, stacks.lengths
         always = {registers.sp, registers.fp, registers.ra}
         # By DWARF number; registers that are not followed keep the value of the interrupted frame.

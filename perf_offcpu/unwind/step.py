@@ -109,6 +109,7 @@ class Walk(WalkState):
     def _name_methods(self, live: I64, pc: U64, rows: I64) -> None:
         """Set `pc` in frames of HotSpot's interpreter (`rows`) to the address of the Method, which the frame holds
         (`interpreter_frame_method_offset`), plus 1: a return address is looked up at the byte before it."""
+        rows = rows[self.is_own[live[rows]]]  # copies are shared by return addresses, which tell no method
         trampolines, lanes = self.lookup.trampolines, live[rows]
         if trampolines is not None and len(rows):
             method = self.read(lanes, self.fp[lanes] - _METHOD).words

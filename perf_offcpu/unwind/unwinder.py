@@ -94,7 +94,10 @@ class KnownStacks:
 
 
 class Unwinder:
-    """Unwind snapshots (registers and stack copies) of one recording, by its maps and dsos."""
+    """Unwind snapshots (registers and stack copies) of one recording, by its maps and dsos. `own`: int64[k], snapshots
+    that no other wait shares."""
+
+    own: I64 = np.empty(0, np.int64)
 
     def __init__(self, recording: Recording, search: Search) -> None:
         row = MACHINES[recording.meta.arch]
@@ -109,7 +112,8 @@ class Unwinder:
         """Unwind the snapshots `rows` together; `spaces[i]` is the address space of `rows[i]`. Result in this order."""
         self._budget[0] += MORE_GENERAL
         values, is_known = _registers(snapshots, rows, self.registers)
-        threads = Threads(spaces, values, is_known, snapshots.read_stacks(rows))
+        is_own = np.isin(rows, self.own)
+        threads = Threads(spaces, values, is_known, snapshots.read_stacks(rows), is_own)
         return Unwound(*walk_up(self._lookup, threads, self._budget))
 
     def unwind_all(self, snapshots: Snapshots, spaces: I32, stack_bytes: int, counters: Losses) -> Unwound:
@@ -145,6 +149,7 @@ def unwind(recording: Recording, search: Search | None = None, known: KnownStack
         counters.add(losses.UNKNOWN_MACHINE, len(rows))
         return cut_wrong_callers(_finished(recording, samples, recording.callchains, counters))
     unwinder = Unwinder(recording, search or Search())
+    unwinder.own = distinct(samples.snapshot[rows[samples.has(SampleFlag.STILL_BLOCKED)[rows]]]).astype(np.int64)
 
     def walk(pairs: I64) -> Unwound:
         return unwinder.unwind(recording.snapshots, pairs >> 32, pairs.astype(np.int32))

@@ -37,7 +37,8 @@ def one_input(data: bytes) -> None:
     values[X86.pc] = np.resize(places, WALKS)
     known = np.full(WALKS, 2**17 - 1, np.uint64)
     stacks = StackWords(words, np.arange(WALKS) * WORDS, np.full(WALKS, WORDS))
-    chains, _ = walk_up(lookup, Threads(np.zeros(WALKS, np.int32), values, known, stacks), [MAX_GENERAL])
+    own = np.ones(WALKS, np.bool_)
+    chains, _ = walk_up(lookup, Threads(np.zeros(WALKS, np.int32), values, known, stacks, own), [MAX_GENERAL])
     assert int(chains.lengths.max()) <= MAX_FRAMES
 
 
