@@ -181,12 +181,12 @@ def _symbols(memory: _Memory, base: int, *names: bytes) -> list[int]:
     segments = [_PHDR.unpack(memory.read(base + header + row * _PHDR.size, _PHDR.size)) for row in range(number)]
     (dynamic,) = (segment[3] for segment in segments if segment[0] == _PT_DYNAMIC)
     tags = {tag: value if value >= base else base + value for tag, value in memory.rows(base + dynamic, _DYNAMIC)}
-    strings, symbols, found = tags[_DT_STRTAB], tags[_DT_SYMTAB], dict.fromkeys(names, 0)
+    strings, symbols, address_of = tags[_DT_STRTAB], tags[_DT_SYMTAB], dict.fromkeys(names, 0)
     for place in range(symbols, min(strings, symbols + _MOST_ROWS * _SYMBOL.size), _SYMBOL.size):
         name, _, _, _, value, _ = _SYMBOL.unpack(memory.read(place, _SYMBOL.size))
-        if (text := memory.text(strings + name)) in found:
-            found[text] = base + value
-    return list(found.values())
+        if (text := memory.text(strings + name)) in address_of:
+            address_of[text] = base + value
+    return list(address_of.values())
 
 
 def lines_of(fd: int, base: int) -> bytes:
