@@ -94,7 +94,7 @@ class Survey:
         self.end_ns = 0
         """Last moment of the recording."""
         self.account = CollectorAccount()
-        """What the recorder counted and read, with the functions that JVMs generated; of recordings with copies."""
+        """Account of the recorder, for its perf maps of JVMs; empty if no sample has a copy of the user stack."""
         self.deferred = BatchCollector()
         for chunk in reader.chunks():
             self._read(chunk)

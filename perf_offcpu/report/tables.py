@@ -181,11 +181,11 @@ def functions(summary: Summary, style: Style) -> Iterator[str]:
 
 
 def _function_columns(table: FunctionTable, summary: Summary, style: Style) -> list[Column]:
-    rows, whole = table.rows, summary.total.weight
+    rows, total = table.rows, summary.total.weight
     inclusive, own = [row.inclusive for row in rows], [row.own for row in rows]
     return [
-        Column("Children", [say.share(weight, whole) for weight in inclusive]),
-        Column("Self", [say.share(weight, whole) for weight in own]),
+        Column("Children", [say.share(weight, total) for weight in inclusive]),
+        Column("Self", [say.share(weight, total) for weight in own]),
         _weights("Children", inclusive, summary, style, spare=1),
         _weights("Self", own, summary, style, spare=2),
         say.names(TITLES["dso"], (row.name.dso for row in rows), spare=3),
@@ -198,8 +198,8 @@ def histogram(summary: Summary, style: Style) -> Iterator[str]:
     table = summary.histogram
     if table is None or not (table.buckets or table.sums):
         return
-    whole = say.exact_amount(sum(bucket.weight for bucket in table.buckets), "ns", style)
-    yield from say.section(f"Lengths of single waits; shares are of their {whole}", style)
+    total = say.exact_amount(sum(bucket.weight for bucket in table.buckets), "ns", style)
+    yield from say.section(f"Lengths of single waits; shares are of their {total}", style)
     if table.buckets:
         yield from coloured_table(_histogram_columns(table, style), style)
     if table.sums:
@@ -211,7 +211,7 @@ def histogram(summary: Summary, style: Style) -> Iterator[str]:
 
 
 def _histogram_columns(table: Histogram, style: Style) -> list[Column]:
-    buckets, whole = table.buckets, sum(bucket.weight for bucket in table.buckets)
+    buckets, total = table.buckets, sum(bucket.weight for bucket in table.buckets)
     most = max(bucket.count for bucket in buckets)
     room = _BAR if style.width is None else max(4, min(_BAR, style.width - _BESIDE_BAR))
     return [
@@ -219,7 +219,7 @@ def _histogram_columns(table: Histogram, style: Style) -> list[Column]:
         Column("Below", ["" if bucket.high is None else _length(bucket.high) for bucket in buckets]),
         Column("Waits", [str(bucket.count) for bucket in buckets]),
         say.times("Off-cpu", (bucket.weight for bucket in buckets), style),
-        Column("Share", [say.share(bucket.weight, whole) for bucket in buckets], spare=1),
+        Column("Share", [say.share(bucket.weight, total) for bucket in buckets], spare=1),
         say.names("Waits", ("#" * -(-bucket.count * room // most) for bucket in buckets), spare=2),
     ]
 

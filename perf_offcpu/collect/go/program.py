@@ -44,7 +44,7 @@ moduledata with gofunc. Other members of `runtime.g` have fixed offsets, or a fi
 
 
 class Memory:
-    """Reader of the memory of a process, to be made anew after execve(2). Raises OSError: it may not be read."""
+    """Read the memory of a process up to its next execve(2). Raises OSError: its memory may not be read."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write the packets of a Perfetto trace: clock, tracks, events, task states, and interned data. Names, frames,
-callstacks and details are written once and then referred to by number (iid) from 1 on; 0 is none. Source:
+callstacks and details are written once; later packets refer to their numbers (iid, from 1 on; 0 none). Source:
 protos/perfetto/trace/trace_packet.proto, track_event/*.proto, clock_snapshot.proto, generic_kernel/generic_task.proto,
 interned_data and profiling/profile_common.proto of https://github.com/google/perfetto."""
 
