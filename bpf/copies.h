@@ -17,10 +17,16 @@
  *
  * Pointers into data that are no multiple of 8 change, too. So for a new hash only words after a
  * call instruction count for the number of the stack, by which samples refer to it.
+ *
+ * The return addresses of HotSpot's interpreter are those of any method, so of a process in `jvms`
+ * the addresses of methods in its frames count as well. unwind/step.py has the same conditions.
+ * Before Linux 6.9 the loop over a stack's words would be too much for the verifier (loops.h).
  */
 #pragma once
 
 #include "arguments.h"
+
+BPF_TABLE("hash", u32, u32, jvms, OFFCPU_JVMS ? OFFCPU_JVMS : 1);	/* pids */
 
 #if OFFCPU_COPIES
 #define LIBRARIES (1ULL << 30)		/* libraries are mapped this near below mm->mmap_base */
@@ -30,11 +36,15 @@
 #define PIECE_BYTES (PIECE_WORDS * sizeof(u64))
 #define CODE_WORDS 256			/* a power of two */
 #define SLACK 64			/* what the outermost frame may have beyond the end */
+#define FRAME_WORDS 8			/* of an interpreted method, below its return address */
+#define MOST_LOCALS 16384		/* bytes of a method's variables */
 
 struct offcpu_piece {
 	volatile u64 from;		/* address; in memory, as struct offcpu_wait is */
 	volatile u64 left;		/* bytes from there on */
+	u64 before[FRAME_WORDS];	/* the last words of the piece before */
 	u64 words[2 * PIECE_WORDS];	/* for the verifier, which only knows of the mask */
+	u64 methods;			/* hash of interpreted methods, and a JVM's pid */
 	volatile u64 nr;		/* of words that may be return addresses */
 	u64 code[CODE_WORDS];		/* these words, the last ones if they are more */
 };
@@ -195,6 +205,7 @@ static __always_inline u64 hash_callers_of(const struct offcpu_control *ctl, u64
 
 	if (!piece || piece->nr > CODE_WORDS)
 		return of_all;
+	hash = mix(hash, piece->methods);
 	for_each_round(ctl, i, 0, CODE_WORDS) {
 		if (i >= piece->nr)
 			break;
@@ -208,12 +219,48 @@ static __always_inline u64 hash_callers_of(const struct offcpu_control *ctl, u64
 }
 
 /*
+ * Whether words are the frame of an interpreted method (interpreter_frame_*_offset in frame_x86.hpp
+ * of HotSpot), with its return address at `end`: the place of its variables (since JDK 21 from the
+ * frame pointer on, in words), its constants, 2 others, the method, 1 other, the caller's stack
+ * pointer and frame pointer, the return address. Constants and method are not in `bytes` of stack.
+ */
+static __always_inline bool is_interpreted(const struct offcpu_layout *at, u64 bytes,
+					   const u64 *frame, u64 end)
+{
+	return (frame[0] < MOST_LOCALS || frame[0] - end < MOST_LOCALS) &&
+	       frame[1] >= LOWEST_ADDRESS && frame[1] - at->sp >= bytes &&
+	       frame[4] >= LOWEST_ADDRESS && frame[4] - at->sp >= bytes &&
+	       frame[6] - end < MOST_LOCALS && frame[8] - (at->top - MAPPED) < 2 * MAPPED &&
+	       !((frame[1] | frame[4] | frame[6]) & WORD_MASK);
+}
+
+/* Hash the methods of interpreted frames whose return address is in a piece of the stack. */
+static __always_inline void hash_methods(const struct offcpu_control *ctl,
+					 const struct offcpu_layout *at, u64 bytes,
+					 struct offcpu_piece *piece, u64 from, u64 size)
+{
+	const u64 *frame;
+	u64 i;
+
+	for_each_round(ctl, i, 0, PIECE_WORDS) {
+		frame = &piece->before[i & (PIECE_WORDS - 1)];
+		if (is_interpreted(at, bytes, frame, from + i * sizeof(u64)))
+			piece->methods = mix(piece->methods, frame[4]);
+	}
+#pragma clang loop unroll(full)
+	for (i = 0; i < FRAME_WORDS; i++)
+		piece->before[i] = piece->words[(size / sizeof(u64) - FRAME_WORDS + i) &
+						(2 * PIECE_WORDS - 1)];
+}
+
+/*
  * Hash `bytes` bytes from the stack pointer on, or up to the end of the mapping, as the copy does;
  * 0 if none can be read. A piece ends at a multiple of its size, so that it lies in one page.
  */
 static __always_inline u64 hash_bytes(const struct offcpu_control *ctl,
-				      const struct offcpu_layout *at, u64 bytes, u64 hash)
+				      const struct offcpu_layout *at, u32 pid, u64 bytes, u64 hash)
 {
+	bool is_jvm = OFFCPU_JVMS && OFFCPU_MAY_GOTO && jvms.lookup(&pid);
 	u32 zero = 0, block;
 	struct offcpu_piece *piece = pieces.lookup(&zero);
 	u64 i, from, size, more;
@@ -223,6 +270,8 @@ static __always_inline u64 hash_bytes(const struct offcpu_control *ctl,
 	piece->from = at->sp;
 	piece->left = bytes;
 	piece->nr = 0;
+	piece->methods = is_jvm ? pid : 0;
+	__builtin_memset(piece->before, 0, sizeof(piece->before));
 	for_each_round(ctl, i, 0, MOST_COPIED / PIECE_BYTES + 1) {
 		if (!piece->left)
 			break;
@@ -242,9 +291,12 @@ static __always_inline u64 hash_bytes(const struct offcpu_control *ctl,
 		for (block = 0; block < PIECE_WORDS; block += BLOCK_WORDS)
 			hash = hash_words(at, piece, &piece->words[block], hash);
 		hash ^= hash >> 32;
+		if (is_jvm)
+			hash_methods(ctl, at, bytes, piece, from, size);
 	}
 	if (piece->left == bytes)
 		return 0;
+	hash = mix(hash, piece->methods);
 	return hash ? hash : 1;
 }
 
@@ -309,7 +361,7 @@ static __always_inline void plan_copy(const struct offcpu_run *run)
 	stack = mix(mix(mix(seed_of(ctl, task), at.key), FIELD(u64, regs, REGS_IP)), bytes);
 	fp = FIELD(u64, regs, REGS_FP) - at.sp;
 	hash = mix(mix(hash_chain(run, &at), stack), fp < NEAR_STACK ? fp : 0);
-	hash = hash_bytes(ctl, &at, bytes, hash);
+	hash = hash_bytes(ctl, &at, wait->pid, bytes, hash);
 	wait->hash = hash;
 	wait->copied = hash;
 	if (!hash)

@@ -111,7 +111,14 @@ class Collector(Closing):
             for readings in self.task_readings:
                 stack.callback(readings.stop)
             says_ended = options.target.is_system or bool(options.command)
-            self.jvms = Jvms(say, self.unread.lost, self._recorded, asks=options.asks_jvms, says_ended=says_ended)
+            self.jvms = Jvms(
+                say,
+                self.unread.lost,
+                self._recorded,
+                self.program.maps if self.program.follows_jvms else None,
+                asks=options.asks_jvms,
+                says_ended=says_ended,
+            )
             self.pythons.maps = self.program.maps if self.program.reads_python else None
             self._side_band = SideBand(self.build_ids, self.known_kernel, self.unread.lost, (self.pythons, self.jvms))
             stack.callback(self._side_band.close)

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Final
 
 from perf_offcpu import losses
+from perf_offcpu.collect.bpf.maps import ProgramMaps
 from perf_offcpu.collect.python.processes import MappingFollower, ended_process, pid_of
 from perf_offcpu.collect.system.as_owner import ask_as_owner
 from perf_offcpu.collect.system.background import Future, in_background
@@ -31,9 +32,10 @@ _LONGEST_TEXT: Final = 200
 
 
 class Jvms(MappingFollower):
-    """Follow processes that map libjvm.so; ask them for perf maps if `asks`. `say` is called once for each JVM that
-    gives no names, and `lost` counts them. `recorded` returns the live pids that are recorded. `says_ended`: say how
-    many JVMs ended before they were asked; some of these may not have been recorded."""
+    """Follow processes that map libjvm.so; ask them for perf maps if `asks`, and have BPF programs (`maps`) tell their
+    stacks apart by interpreted methods. `say` is called once for each JVM that gives no names, and `lost` counts them.
+    `recorded` returns the live pids that are recorded. `says_ended`: say how many JVMs ended before they were asked;
+    some of these may not have been recorded."""
 
     needle = b"/libjvm.so"
 
@@ -42,12 +44,15 @@ class Jvms(MappingFollower):
         say: Callable[[str], None],
         lost: Losses,
         recorded: Callable[[], set[int]],
+        maps: ProgramMaps | None,
         *,
         asks: bool,
         says_ended: bool,
     ) -> None:
         self._say, self._lost, self._recorded, self._asks, self._says_ended = say, lost, recorded, asks, says_ended
         self.maps: dict[int, bytes] = {}  # pid → lines of its perf map
+        self._bpf_maps = maps
+        self._apart_ns: dict[int, int] = {}  # pid → what `set_jvm` returned
         self._due: dict[int, tuple[float, float]] = {}  # pid → monotonic time of the next question, time after it
         self._refused: set[int] = set()
         self._unasked = 0  # JVMs that ended too soon
@@ -55,14 +60,19 @@ class Jvms(MappingFollower):
 
     def see_mapping(self, record: memoryview) -> None:
         """Take one MMAP2 record: a process that maps libjvm.so runs a JVM."""
-        if self._asks and self.is_of_needle(record) and len(self._due) < _MOST_JVMS:
-            self._due.setdefault(pid_of(record), (time.monotonic() + _FIRST_S, _FIRST_S))
+        if not self._asks or not self.is_of_needle(record) or len(self._due) >= _MOST_JVMS:
+            return
+        if (pid := pid_of(record)) not in self._due:
+            self._due[pid] = time.monotonic() + _FIRST_S, _FIRST_S
+            self._apart_ns[pid] = self._bpf_maps.set_jvm(pid) if self._bpf_maps else 0
 
     def see_task(self, kind: int, record: memoryview) -> None:
         """Take a FORK or EXIT record."""
-        if self._due and (pid := ended_process(kind, record)):
-            plan = self._due.pop(pid, None)
-            self._unasked += plan is not None and plan[1] == _FIRST_S
+        pid = ended_process(kind, record) if self._due else 0
+        if plan := self._due.pop(pid, None):
+            self._unasked += plan[1] == _FIRST_S
+            if self._bpf_maps:
+                self._bpf_maps.forget_jvm(pid)
 
     def step(self) -> None:
         """Ask JVMs that are due for their perf maps, in the background."""
@@ -112,7 +122,7 @@ class Jvms(MappingFollower):
         if len(answer) + others > _MOST_KEPT:
             answer = b"!the maps of others take all room"
         if answer and not answer.startswith(b"!"):
-            self.maps[pid] = answer
+            self.maps[pid] = b"%b:apart %d\n" % (answer, self._apart_ns.get(pid, 0))
         elif pid in self._due and pid not in self.maps and pid not in self._refused:
             self._refused.add(pid)
             self._lost.add(losses.JVM_UNASKED)
@@ -123,6 +133,7 @@ class Jvms(MappingFollower):
         """Drop the maps of ended JVMs in `before`; return the pids of all ended JVMs whose maps are kept."""
         for pid in before - self._due.keys():
             self.maps.pop(pid, None)
+            self._apart_ns.pop(pid, None)
         return self.maps.keys() - self._due.keys()
 
 

@@ -28,7 +28,9 @@ batch, for which `MORE_GENERAL` are added."""
 MORE_GENERAL: Final = 1 << 8
 _WORD: Final = np.uint64(8)
 _ONE: Final = np.uint64(1)
-_METHOD: Final = np.uint64(24)  # bytes below the frame pointer of HotSpot's interpreter
+_LOCALS, _CACHE, _METHOD, _SENDER = (np.uint64(offset) for offset in (56, 48, 24, 8))
+"""Offsets below the frame pointer of HotSpot's interpreter (`interpreter_frame_*_offset`)."""
+_MOST_LOCALS, _LOWEST_ADDRESS = np.uint64(16384), np.uint64(4096)  # as in bpf/copies.h
 
 
 def walk_up(lookup: CfiLookup, threads: Threads, budget: list[int]) -> tuple[Ragged, U8]:
@@ -108,12 +110,22 @@ class Walk(WalkState):
 
     def _name_methods(self, live: I64, pc: U64, rows: I64) -> None:
         """Set `pc` in frames of HotSpot's interpreter (`rows`) to the address of the Method, which the frame holds
-        (`interpreter_frame_method_offset`), plus 1: a return address is looked up at the byte before it."""
-        rows = rows[self.is_own[live[rows]]]  # copies are shared by return addresses, which tell no method
+        (`interpreter_frame_method_offset`), plus 1: a return address is looked up at the byte before it. A frame whose
+        method does not count in bpf/copies.h has no name, as other samples may have other methods in this copy."""
+        rows = rows[self.is_own[live[rows]] & ~self.exact[live[rows]]]  # the frame may be under construction
         trampolines, lanes = self.lookup.trampolines, live[rows]
         if trampolines is not None and len(rows):
-            method = self.read(lanes, self.fp[lanes] - _METHOD).words
-            is_method = trampolines.are_methods(self.spaces[lanes], method)
+            fp = self.fp[lanes]
+            end = fp + _WORD
+            words = (self.read(lanes, fp - offset).words for offset in (_LOCALS, _CACHE, _METHOD, _SENDER))
+            local, cache, method, sender = words
+            counts = self.read(lanes, end).known & self.read(lanes, fp - _LOCALS).known
+            counts &= (local < _MOST_LOCALS) | (local - end < _MOST_LOCALS)
+            counts &= (sender - end < _MOST_LOCALS) & ((cache | method | sender) & np.uint64(7) == 0)
+            counts &= (cache >= _LOWEST_ADDRESS) & (method >= _LOWEST_ADDRESS)
+            bottom, size = self.bottom[lanes], self.lengths[lanes].astype(np.uint64) * _WORD
+            counts &= (cache - bottom >= size) & (method - bottom >= size)
+            is_method = trampolines.are_methods(self.spaces[lanes], method) & counts
             pc[rows[is_method]] = method[is_method] + _ONE
 
     def _simple(self, lanes: I64, rule: I64) -> None:

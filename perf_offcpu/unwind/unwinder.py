@@ -95,7 +95,7 @@ class KnownStacks:
 
 class Unwinder:
     """Unwind snapshots (registers and stack copies) of one recording, by its maps and dsos. `own`: int64[k], snapshots
-    that no other wait shares."""
+    that tell the interpreted Java methods of all their samples."""
 
     own: I64 = np.empty(0, np.int64)
 
@@ -136,6 +136,19 @@ def _count(unwound: Unwound, words: I64, stack_bytes: I64 | np.int64, counters: 
     counters.add(losses.OUTSIDE_MAPS, int((unwound.ends == End.OUTSIDE).sum()))
 
 
+def _own_snapshots(recording: Recording, rows: I64) -> I64:
+    """Return the snapshots of samples `rows` that no other sample shares, or only samples with equal Java methods."""
+    samples, maps = recording.samples, PerfMaps(recording, "")
+    flags, snapshot, pid = samples.flags[rows], samples.snapshot[rows], samples.pid[rows]
+    since_ns = np.full(len(rows), np.iinfo(np.int64).max)
+    for jvm in recording.perf_maps:
+        if time_ns := maps.apart_ns(jvm):
+            since_ns[pid == jvm] = time_ns
+    is_own = (flags & SampleFlag.STILL_BLOCKED != 0) | (flags & SampleFlag.OFFCPU == 0)
+    is_own |= (samples.time_ns[rows] >= since_ns) & (flags & SampleFlag.AGGREGATED == 0)
+    return np.setdiff1d(snapshot[is_own], snapshot[~is_own]).astype(np.int64)
+
+
 def unwind(recording: Recording, search: Search | None = None, known: KnownStacks | None = None) -> Recording:
     """Return the recording with its snapshots unwound and dropped. A sample whose stack could not be followed to its
     root keeps the frames that were found, has the flags TRUNCATED and of the cause, and is counted in `losses`.
@@ -149,7 +162,7 @@ def unwind(recording: Recording, search: Search | None = None, known: KnownStack
         counters.add(losses.UNKNOWN_MACHINE, len(rows))
         return cut_wrong_callers(_finished(recording, samples, recording.callchains, counters))
     unwinder = Unwinder(recording, search or Search())
-    unwinder.own = distinct(samples.snapshot[rows[samples.has(SampleFlag.STILL_BLOCKED)[rows]]]).astype(np.int64)
+    unwinder.own = _own_snapshots(recording, rows)
 
     def walk(pairs: I64) -> Unwound:
         return unwinder.unwind(recording.snapshots, pairs >> 32, pairs.astype(np.int32))

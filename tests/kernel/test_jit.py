@@ -18,11 +18,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders import program
+from builders.profile import functions_of
 from kernel.recorder import run
 
 from perf_offcpu import losses
+from perf_offcpu.collect.bpf.kernel.probes import has_may_goto
 from perf_offcpu.collect.system import hotspot
 from perf_offcpu.collect.system.as_owner import ask_as_owner
+from perf_offcpu.model.recording import SampleFlag
 
 pytestmark = pytest.mark.beside
 
@@ -118,22 +121,27 @@ def test_a_jvm_is_asked_for_names_and_frames(tmp_path: Path, user: int, inside: 
     assert sleeping and not any("[truncated]" in thread for thread in sleeping)
 
 
+@contextlib.contextmanager
+def interpreted(directory: Path, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a JVM whose threads wait in interpreted methods."""
+    subprocess.run(["javac", "-d", directory, HERE / "Interpreted.java"], check=True, timeout=60)
+    with subprocess.Popen(["java", *flags, "-cp", directory, "Interpreted"]) as process:
+        try:
+            time.sleep(2)
+            yield process
+        finally:
+            process.kill()
+
+
 @needs_java
 @pytest.mark.long
 @pytest.mark.parametrize("flags", [["-Xint"], ["-XX:+PreserveFramePointer"], []])
 def test_interpreted_methods_are_those_of_the_jvms_own_dump(tmp_path: Path, flags: list[str]) -> None:
-    subprocess.run(["javac", "-d", tmp_path, HERE / "Interpreted.java"], check=True, timeout=60)
-    with subprocess.Popen(["java", *flags, "-cp", tmp_path, "Interpreted"]) as process:
-        try:
-            time.sleep(2)
-            dump = subprocess.run(
-                ["jcmd", str(process.pid), "Thread.print"], capture_output=True, text=True, check=True
-            )
-            run("-p", str(process.pid), "--duration", "0.5", cwd=tmp_path)
-        finally:
-            process.kill()
+    with interpreted(tmp_path, *flags) as process:
+        dump = subprocess.run(["jcmd", str(process.pid), "Thread.print"], capture_output=True, text=True, check=True)
+        run("-p", str(process.pid), "--duration", "0.5", cwd=tmp_path)
     java = re.compile(r"\S+ (\S+\.[^.(]+)\(.*\)")
-    functions = dict[str, list[str]]()  # HotSpot waits for a monitor a second at a time: a wait that ended has no names
+    functions = dict[str, list[str]]()
     for stack in folded(tmp_path):
         names = [match[1] for name in stack if (match := java.fullmatch(name))]
         functions[stack[0]] = max(functions.get(stack[0], []), names, key=len)
@@ -141,6 +149,31 @@ def test_interpreted_methods_are_those_of_the_jvms_own_dump(tmp_path: Path, flag
         (own,) = re.findall(rf'^"{name}" .*\n((?:[ \t].*\n)+)', dump.stdout, re.MULTILINE)
         expected = [line.replace("/0x", "+0x") for line in re.findall(r"^\tat ([^(\n]+)\(", own, re.MULTILINE)]
         assert functions[name] == expected[::-1] and len(expected) >= 8, name
+
+
+@needs_java
+@pytest.mark.skipif(not has_may_goto(), reason="the loop over a JVM's stack is left out before Linux 6.9")
+def test_waits_in_two_interpreted_methods_are_told_apart(tmp_path: Path) -> None:
+    """Both have the same return addresses, by which waits share copies of stacks; the methods are in the frames."""
+    with interpreted(tmp_path, "-Xint") as process:
+        profile = run("-p", str(process.pid), "--duration", "2", cwd=tmp_path).profile
+    samples = profile.samples
+    calls = dict[int, list[tuple[str, int]]]()  # tid → (method, number of its frames), in order
+    is_wait = samples.has(SampleFlag.OFFCPU) & ~samples.has(SampleFlag.AGGREGATED | SampleFlag.STILL_BLOCKED)
+    for row in np.flatnonzero(is_wait)[np.argsort(samples.time_ns[is_wait], kind="stable")].tolist():
+        names = functions_of(profile, int(samples.stack[row]))
+        depths = [(name, names.count(f"void Interpreted.{name}(int)")) for name in ("longer", "shorter")]
+        turn = [depth for depth in depths if depth[1]]
+        of_thread = calls.setdefault(int(samples.tid[row]), [])
+        of_thread += turn if of_thread[-1:] != turn else []  # a thread may wait again, for a safepoint
+    turns = [row for row in calls.values() if row]
+    assert len(turns) == 2 and all(len(row) >= 40 for row in turns)
+    for row in turns:
+        first = 0 if row[0][0] == "longer" else 1
+        for (one, depth), (other, same), (again, after) in zip(
+            row[first::2], row[first + 1 :: 2], row[first + 2 :: 2], strict=False
+        ):
+            assert (one, other, again, same, after) == ("longer", "shorter", "longer", depth, (depth + 6) % 60 + 1)
 
 
 @needs_java

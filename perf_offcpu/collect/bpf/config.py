@@ -103,6 +103,7 @@ class OffCpuConfig(WaitOptions):
     target_entries: int = 1024
     object_entries: int = 16384  # objects that are known to have been described; the least recently used are forgotten
     python_entries: int = 4096  # processes that run Python
+    jvm_entries: int = 256  # JVMs whose stacks are told apart by interpreted methods
     code_entries: int = 32768  # Python functions that are known to have been described
     new_code_entries: int = 2048  # Python functions that may be found between two calls of `take_codes`
     new_object_entries: int = 4096  # objects that may be found between two calls of `take_objects`

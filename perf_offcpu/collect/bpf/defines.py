@@ -45,6 +45,7 @@ def option_defines(config: OffCpuConfig, facts: KernelFacts, at_exit: bool, by_p
             "record without --off-cpu-period",
         )
     follows_callers = facts.defines["TASK_MM"] and facts.defines["OFFCPU_FRAME_POINTERS"]
+    is_arm64 = facts.defines["OFFCPU_ARM64"]  # its interpreter has other frames
     copies = at_exit and config.copy_bytes > 0 and bool(follows_callers)
     known_early = config.off_cpu_period_ns > 0 or config.threshold_ns < EARLY_BELOW_NS
     with_stacks = config.short_waits in (ShortWaits.STACKS, ShortWaits.SAMPLED) and not config.off_cpu_period_ns
@@ -62,6 +63,7 @@ def option_defines(config: OffCpuConfig, facts: KernelFacts, at_exit: bool, by_p
         "OFFCPU_SUM_CALLERS": int(copies and sum_stacks),
         "OFFCPU_COPIES": int(copies),
         "OFFCPU_CALLERS": config.caller_entries if copies else 1,
+        "OFFCPU_JVMS": config.jvm_entries if copies and not is_arm64 else 0,
         "OFFCPU_WAKER_STACKS": int(config.wakers and config.waker_stacks),
         "OFFCPU_PYTHON": config.python_entries if at_exit and config.python and follows_callers else 0,
         "OFFCPU_PYTHON_CODES": config.code_entries,

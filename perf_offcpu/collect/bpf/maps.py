@@ -33,8 +33,8 @@ from perf_offcpu.errors import RecordingError
 
 MAP_NAMES = (
     "budgets", "calls", "comms", "control", "counters", "events", "events_bare", "events_double",
-    "events_fourfold", "events_quarter", "groups", "new_codes", "new_objects", "polled", "python_program",
-    "pythons", "rate", "stacks", "sums", "targets",
+    "events_fourfold", "events_quarter", "groups", "jvms", "new_codes", "new_objects", "polled",
+    "python_program", "pythons", "rate", "stacks", "sums", "targets",
 )  # fmt: skip
 
 _MOST_OBJECTS = 1 << 14  # items that are taken at once: several times what a queue holds
@@ -190,8 +190,24 @@ class ProgramMaps:
 
     def forget_python(self, pid: int) -> None:
         """Undo `set_python`."""
+        self._forget("pythons", pid)
+
+    def set_jvm(self, pid: int) -> int:
+        """Have stacks of a process told apart by the methods that HotSpot interprets. Return the time, ns of
+        CLOCK_MONOTONIC, from which this holds; 0: there is no room."""
+        try:
+            bpf_syscall.update(self._fds["jvms"], _u32(pid), _u32(0))
+        except OSError:
+            return 0
+        return now_ns()
+
+    def forget_jvm(self, pid: int) -> None:
+        """Undo `set_jvm`."""
+        self._forget("jvms", pid)
+
+    def _forget(self, name: str, pid: int) -> None:
         with contextlib.suppress(OSError):  # it is not there
-            bpf_syscall.delete_batch(self._fds["pythons"], np.array([pid], np.uint32))
+            bpf_syscall.delete_batch(self._fds[name], np.array([pid], np.uint32))
 
     def set_python_program(self, fd: int) -> None:
         """Set the program that reads Python functions, which the others call."""

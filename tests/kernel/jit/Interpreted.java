@@ -3,7 +3,7 @@
 import java.util.List;
 import java.util.concurrent.locks.LockSupport;
 
-/** Threads that block for good in methods of several forms. */
+/** Threads that block for good in methods of several forms, and two that wait in turns in two methods. */
 public class Interpreted {
 	static final Object lock = new Object();
 
@@ -16,6 +16,29 @@ public class Interpreted {
 			return down(values, depth - 1, more);
 		synchronized (lock) {
 			return values[0];
+		}
+	}
+
+	static void longer(int depth) throws Exception {
+		if (depth > 0)
+			longer(depth - 1);
+		else
+			Thread.sleep(40);
+	}
+
+	static void shorter(int depth) throws Exception {
+		if (depth > 0)
+			shorter(depth - 1);
+		else
+			Thread.sleep(4);
+	}
+
+	/** The return addresses of both are the same, those of the interpreter. */
+	static String turns(String[] values, int depth, long... more) throws Exception {
+		for (;;) {
+			longer(depth);
+			shorter(depth);
+			depth = (depth + 7) % 60;
 		}
 	}
 
@@ -39,6 +62,8 @@ public class Interpreted {
 
 	public static void main(String[] arguments) throws Exception {
 		synchronized (lock) {
+			start("turns", Interpreted::turns);
+			start("turns", Interpreted::turns);
 			start("monitor", Interpreted::down);
 			start("parks", new Parks());
 			start("sleeps", (values, depth, more) -> {

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from unittest.mock import Mock
 
 import pytest
 
@@ -233,7 +234,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, answers: dict[int, bytes], said: list
     """Return what asking processes with these answers gives; all of them exist."""
     monkeypatch.setattr(jvms, "_ask_one", answers.__getitem__)
     monkeypatch.setattr(jvms, "by_turns", list)
-    follower = Jvms(said.append, lost, lambda: set(answers), asks=True, says_ended=True)
+    follower = Jvms(said.append, lost, lambda: set(answers), Mock(), asks=True, says_ended=True)
     follower._due = dict.fromkeys(answers, (0.0, 2.0))
     follower.ask_all()
     return follower

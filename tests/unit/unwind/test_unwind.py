@@ -218,20 +218,26 @@ def test_frames_of_javas_compilers_and_interpreter_are_passed(monkeypatch: pytes
     lines = [f"{JIT:x} 40 void A.f()", f"{interpreter:x} 100 Interpreter", f"{bare:x} 40 stub"]
     text = "\n".join([*lines, f":frame {JIT:x} {size:x} {begin:x}", f":frame {bare:x} ffffff 0", ""]).encode()
     frame = [0] * (size // 8 - 2)
-    inner, outer = [*frame, STACK + 8 * 10, interpreter + 0x10], [*frame, 0, CODE + ROOT + 1]
-    interpreted = [STACK + 8 * 14, 0, JIT + 0x20, 0, 0]  # below the record: the caller's stack pointer
+    fp, method = STACK + 8 * 16, STACK + (1 << 30)
+    inner, outer = [*frame, fp, interpreter + 0x10], [*frame, 0, CODE + ROOT + 1]
+    variables, constants, sender = fp + 24, JIT + 0x1000, fp + 32
+    interpreted = [variables, constants, 0, 0, method, 0, sender, 0, JIT + 0x20, 0, 0]
     stack = [0, 0, JIT + 0x20, *inner, *interpreted, *outer]
-    recordings = [recording_of([stack], [CODE + PLAIN], fps=[12345], chain=()) for _ in range(4)]
+    recordings = [recording_of([stack], [CODE + PLAIN], fps=[12345], chain=()) for _ in range(5)]
     stacks = [[0, 0, place, *stack[3:]] for place in (JIT + begin, bare + 9, bare + 0x80)]
-    others = recording_of(stacks, [CODE + PLAIN] * 3, fps=[STACK + 8 * 10] * 3, chain=())
+    others = recording_of(stacks, [CODE + PLAIN] * 3, fps=[fp] * 3, chain=())
     for recording in (*recordings, others):
         recording.spaces.pid[:] = 77
         recording.perf_maps = {77: text}
     recordings[1].perf_maps = {78: text}
-    method = STACK + 8 * 10  # the third word below the record: here it is the saved frame pointer, too
     for recording in recordings[2:]:
         recording.perf_maps = {77: text + b":method %x 58 long A.g(int)\n" % method}
-    recordings[2].samples.flags = recordings[2].samples.flags | np.uint32(SampleFlag.STILL_BLOCKED)
+    flags = SampleFlag.STILL_BLOCKED, SampleFlag.OFFCPU, SampleFlag.OFFCPU
+    for recording, flag in zip(recordings[2:], flags, strict=True):
+        recording.samples.flags = recording.samples.flags | np.uint32(flag)
+        recording.samples.pid[:], recording.samples.time_ns[:] = 77, 5000
+    recordings[3].perf_maps[77] += b":apart 5001\n"
+    recordings[4].perf_maps[77] += b":apart 5000\n"
     results, chains = zip(*(unwound(monkeypatch, recording) for recording in (*recordings, others)), strict=True)
     called = [USER, CODE + PLAIN, JIT + 0x20]
     assert chains[0] == [[*called, interpreter + 0x10, JIT + 0x20, CODE + ROOT + 1]]
@@ -241,7 +247,8 @@ def test_frames_of_javas_compilers_and_interpreter_are_passed(monkeypatch: pytes
     profile = symbolize(results[2])
     assert "long A.g(int)" in {profile.strings[row] for row in profile.frames.symbol.tolist()}
     assert chains[3] == chains[0], "another wait may have the copy, too"
-    assert chains[4] == cut, "at the begin of a function, a frame beyond the stack, code that the map lacks"
+    assert chains[4] == chains[2], "it ended after BPF programs began to tell methods apart"
+    assert chains[5] == cut, "at the begin of a function, a frame beyond the stack, code that the map lacks"
 
 
 def test_rules_that_do_not_advance_end_the_stack(monkeypatch: pytest.MonkeyPatch) -> None:
