@@ -41,7 +41,7 @@ from perf_offcpu.symbolize.symbolizer import symbolize
 from perf_offcpu.unwind.unwinder import KnownStacks, unwind
 
 RECORDING: Final = (
-    *("-e", "none", "--compression-level", "0", "--max-rate", "500", "--no-jvm-names", "--task-rate=0"),
+    *("-e", "none", "--compression-level", "0", "--max-rate", "500", "--task-rate=0"),
     *("--switch-output=64M", "--switch-max-files", "4"),
 )
 """Options of record: waits alone; files that are read once stay as they are; at most 500 samples a second, beyond
