@@ -13,10 +13,10 @@ static __always_inline void spend(struct offcpu_task *storage, u32 mode, u64 unt
 	/* ktime_get_mono_fast_ns() may step back a little while the kernel updates the clock. */
 	if (until <= storage->since_ns)
 		return;
-#if OFFCPU_BUDGET
-	barrier_var(mode);	/* clang may know its value, the verifier does not */
-	storage->budget.ns[mode & (OFFCPU_BUCKETS - 1)] += until - storage->since_ns;
-#endif
+	if (OFFCPU_BUDGET) {
+		barrier_var(mode);	/* clang may know its value, the verifier does not */
+		storage->budget->ns[mode & (OFFCPU_BUCKETS - 1)] += until - storage->since_ns;
+	}
 	storage->since_ns = until;
 }
 
@@ -48,11 +48,11 @@ static __always_inline void begin_budget(const struct offcpu_control *ctl,
 	storage->holder_tid = OFFCPU_NO_ID;
 	storage->mode = OFFCPU_UNKNOWN;
 	storage->since_ns = birth > ctl->begin_ns ? birth : ctl->begin_ns;
-#if OFFCPU_BUDGET
-	__builtin_memset(&storage->budget, 0, sizeof(storage->budget));
-	storage->budget.begin_ns = storage->since_ns;
-	note_ids(&storage->budget, task);
-#endif
+	if (!OFFCPU_BUDGET)
+		return;
+	__builtin_memset(storage->budget, 0, sizeof(storage->budget));
+	storage->budget->begin_ns = storage->since_ns;
+	note_ids(storage->budget, task);
 }
 
 /* The number of times that a task has left a CPU. */
@@ -68,15 +68,15 @@ static __always_inline u64 switches_of(struct task_struct *task)
 static __always_inline void leave_out_delay(struct offcpu_task *storage, struct task_struct *task,
 					    u64 queued)
 {
-#if OFFCPU_BUDGET
-	s64 more = FIELD(u64, task, TASK_RUN_DELAY) - storage->budget.queued_ns - queued;
+	s64 more;
 
-	if (TASK_RUN_DELAY && more > (s64)NS_PER_MS)
-		storage->budget.queued_before_ns += more;
-#endif
+	if (!OFFCPU_BUDGET || !TASK_RUN_DELAY)
+		return;
+	more = FIELD(u64, task, TASK_RUN_DELAY) - storage->budget->queued_ns - queued;
+	if (more > (s64)NS_PER_MS)
+		storage->budget->queued_before_ns += more;
 }
 
-#if OFFCPU_BUDGET
 /*
  * Note the kernel's own figures of a thread that leaves its CPU, when they are exact. At the first
  * switch of a budget those of its begin follow: 0 at birth, else without what was accounted since.
@@ -102,12 +102,12 @@ static __always_inline void note_kernel_figures(struct offcpu_budget *budget,
 static __always_inline void end_budget(struct offcpu_task *storage, struct task_struct *task,
 				       u32 generation)
 {
-	struct offcpu_budget_key key = {0, generation, storage->budget.begin_ns};
+	struct offcpu_budget *budget = storage->budget;
+	struct offcpu_budget_key key = {0, generation, budget->begin_ns};
 
-	note_ids(&storage->budget, task);
-	key.tid = storage->budget.tid;
-	storage->budget.end_ns = storage->since_ns;
-	if (budgets.update(&key, &storage->budget))
-		count(OFFCPU_BUDGETS_LOST, storage->budget.end_ns - storage->budget.begin_ns);
+	note_ids(budget, task);
+	key.tid = budget->tid;
+	budget->end_ns = storage->since_ns;
+	if (budgets.update(&key, budget))
+		count(OFFCPU_BUDGETS_LOST, budget->end_ns - budget->begin_ns);
 }
-#endif

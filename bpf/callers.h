@@ -39,7 +39,7 @@ static __always_inline u64 hash_block(const struct offcpu_layout *at, const u64 
 /* Hash the chain, the layout and the top of a stack again, as far as they have changed. */
 static __always_inline void hash_top(const struct offcpu_run *run, const struct offcpu_layout *at)
 {
-	struct offcpu_top *top = &run->storage->top;
+	struct offcpu_top *top = run->storage->top;
 	struct offcpu_stack *stack = run->user;
 	volatile u64 *stale = &top->stale;	/* in memory: as in take_top() */
 	u64 hash;
@@ -75,7 +75,7 @@ static __always_inline void hash_top(const struct offcpu_run *run, const struct 
 static __always_inline u64 hash_callers(const struct offcpu_run *run)
 {
 	struct task_struct *task = run->task;
-	struct offcpu_top *top = &run->storage->top;
+	struct offcpu_top *top = run->storage->top;
 	struct offcpu_layout at;
 
 	if (is_kernel_thread(task) || !find_layout(task, (void *)bpf_task_pt_regs(task), &at))

@@ -84,29 +84,14 @@ struct offcpu_task {
 	u64 blocker;			/* lock of the kernel when the wait began, 0 none */
 	u32 blocker_tid;		/* who held it then, or OFFCPU_NO_ID */
 	u32 holder_tid;			/* who held the lock when the wait began, or OFFCPU_NO_ID */
-#if KEEPS_HASH
-	u64 kept_hash;			/* of `user`, valid while user.check is not 0 */
+	u64 kept_hash;			/* of `user`, valid if its check is not 0 */
 	u32 kept_generation;
-#endif
-#if OFFCPU_BUDGET
-	struct offcpu_budget budget;
-#endif
-#if WALK_AT_SWITCH_OUT
-	struct offcpu_stack user;	/* user stack at switch-out */
-#endif
-#if OFFCPU_SUM_CALLERS
-	struct offcpu_top top;		/* likewise */
-#endif
-#if OFFCPU_WAKER_STACKS
-	struct offcpu_waker_stack waker;
-#endif
+	/* One of each, or none: they are large. */
+	struct offcpu_budget budget[OFFCPU_BUDGET];
+	struct offcpu_stack user[WALK_AT_SWITCH_OUT];	/* user stack at switch-out */
+	struct offcpu_top top[OFFCPU_SUM_CALLERS];	/* likewise */
+	struct offcpu_waker_stack waker[OFFCPU_WAKER_STACKS];
 };
-
-#if OFFCPU_SUM_CALLERS
-#define TOP_OF(storage) (&(storage)->top)
-#else
-#define TOP_OF(storage) 0
-#endif
 
 /* Odd, with bits in no pattern: the first multiplier of MurmurHash3's fmix64(). */
 #define HASH_MULTIPLIER 0xff51afd7ed558ccdULL
@@ -187,9 +172,7 @@ struct offcpu_payload {
 
 /* Room that the BPF stack of 512 bytes does not have. */
 struct offcpu_scratch {
-#if !WALK_AT_SWITCH_OUT
-	struct offcpu_stack user;
-#endif
+	struct offcpu_stack user[!WALK_AT_SWITCH_OUT];
 	volatile u32 first;		/* kernel frames before this one belong to the scheduler */
 	u64 kernel[OFFCPU_FRAMES];
 	u32 nr_early;			/* frames in `kernel` taken before the switch, 0 none */

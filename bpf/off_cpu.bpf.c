@@ -138,20 +138,19 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *task, u32 
 		storage->flags |= UNWANTED;
 	if (storage->wakeup_ns && storage->wakeup_ns + EARLY_WAKEUP_NS < now)
 		storage->wakeup_ns = 0;
-#if OFFCPU_BUDGET
-	note_kernel_figures(&storage->budget, task);
-	storage->budget.switches += 1;
-	if (mode == OFFCPU_DEAD)
-		end_budget(storage, task, ctl->generation);
-#endif
+	if (OFFCPU_BUDGET) {
+		note_kernel_figures(storage->budget, task);
+		storage->budget->switches += 1;
+		if (mode == OFFCPU_DEAD)
+			end_budget(storage, task, ctl->generation);
+	}
 	if (wanted)
 		note_kernel_lock(storage, task);
 	storage->holder_tid = OFFCPU_LOCK_OWNERS && wanted && mode > OFFCPU_PREEMPTED ?
 			      lock_owner(task) : OFFCPU_NO_ID;
-#if WALK_AT_SWITCH_OUT
-	if (wanted)
-		take_user_stack(ctx, ctl, task, &storage->user, TOP_OF(storage), true);
-#endif
+	if (WALK_AT_SWITCH_OUT && wanted)
+		take_user_stack(ctx, ctl, task, storage->user,
+				OFFCPU_SUM_CALLERS ? storage->top : NULL, true);
 }
 
 /* Account the time until a task comes to its CPU. Return its run-queue delay. */
@@ -261,11 +260,9 @@ static __always_inline void finish_wait(struct offcpu_run *run)
 	wait->copy = OFFCPU_COPY_FIRST;
 	wait->generation = run->ctl->generation;
 	wait->first = false;
-#if WALK_AT_SWITCH_OUT
-	run->user = &storage->user;
-	if (wait->flags & OFFCPU_BEGAN_BEFORE)	/* the switch-out was not traced */
+	run->user = WALK_AT_SWITCH_OUT ? storage->user : NULL;
+	if (run->user && wait->flags & OFFCPU_BEGAN_BEFORE)	/* its switch-out was not traced */
 		take_user_stack(run->ctx, run->ctl, task, run->user, NULL, false);
-#endif
 	account(run);
 }
 
@@ -290,11 +287,10 @@ static __always_inline void note_waker(void *ctx, const struct offcpu_control *c
 	/* An idle thread wakes no other: an interrupt did that cannot be recognized here. */
 	if (!storage->waker_tid && !storage->waker_flags)
 		storage->waker_pid = storage->waker_tid = OFFCPU_NO_ID;
-#if OFFCPU_WAKER_STACKS
-	if (is_wanted(ctl, storage->mode) && (OFFCPU_SAMPLING ? would_be_drawn(ctl, storage) :
-	    storage->wakeup_ns - storage->since_ns >= ctl->threshold_ns))
-		walk_waker(ctx, ctl, current, storage->waker_flags, &storage->waker);
-#endif
+	if (OFFCPU_WAKER_STACKS && is_wanted(ctl, storage->mode) &&
+	    (OFFCPU_SAMPLING ? would_be_drawn(ctl, storage) :
+	     storage->wakeup_ns - storage->since_ns >= ctl->threshold_ns))
+		walk_waker(ctx, ctl, current, storage->waker_flags, storage->waker);
 }
 
 static __always_inline void describe_task(const struct offcpu_run *run, struct offcpu_last *last)
@@ -532,13 +528,11 @@ int offcpu_exec(u64 *ctx)
 		return 0;
 	*target = OFFCPU_TARGET_ACTIVE;
 	storage = create_storage(task);
-#if OFFCPU_BUDGET
-	if (storage && !storage->mode) {
-		storage->since_ns = storage->budget.begin_ns = bpf_ktime_get_ns();
-		note_ids(&storage->budget, task);
+	if (OFFCPU_BUDGET && storage && !storage->mode) {
+		storage->since_ns = storage->budget->begin_ns = bpf_ktime_get_ns();
+		note_ids(storage->budget, task);
 		storage->mode = OFFCPU_RUNNING;
 	}
-#endif
 	return 0;
 }
 
@@ -618,17 +612,14 @@ int offcpu_last(u64 *ctx)
 			last->lost |= OFFCPU_LOST_KERNEL_STACK;
 		last->nr_kernel = bytes > 0 ? bytes / sizeof(u64) : 0;
 	}
-#if WALK_AT_SWITCH_OUT
-	if (last->waits && !(storage->flags & OFFCPU_BEGAN_BEFORE)) {
-		nr_user = storage->user.nr;
-		last->lost |= storage->user.lost;
+	if (WALK_AT_SWITCH_OUT && last->waits && !(storage->flags & OFFCPU_BEGAN_BEFORE)) {
+		nr_user = storage->user->nr;
+		last->lost |= storage->user->lost;
 		last->nr_user = nr_user;
 	}
-#endif
 	bpf_seq_write(seq, last, sizeof(*last));
-#if OFFCPU_BUDGET
-	bpf_seq_write(seq, &storage->budget, sizeof(storage->budget));
-#endif
+	if (OFFCPU_BUDGET)
+		bpf_seq_write(seq, storage->budget, sizeof(storage->budget));
 	/*
 	 * Sizes of 0 are written, too. If they were left out, clang would make one comparison of
 	 * both bounds, which verifiers up to Linux 6.12 do not understand.
@@ -637,11 +628,11 @@ int offcpu_last(u64 *ctx)
 	barrier_var(size);
 	if (size <= sizeof(to->kernel))
 		bpf_seq_write(seq, to->kernel, size);
-#if WALK_AT_SWITCH_OUT
-	barrier_var(nr_user);
-	if (nr_user <= OFFCPU_FRAMES)
-		bpf_seq_write(seq, storage->user.ips, nr_user * sizeof(u64));
-#endif
+	if (WALK_AT_SWITCH_OUT) {
+		barrier_var(nr_user);
+		if (nr_user <= OFFCPU_FRAMES)
+			bpf_seq_write(seq, storage->user->ips, nr_user * sizeof(u64));
+	}
 	return 0;
 }
 

@@ -96,16 +96,17 @@ static __always_inline u32 append_frames(struct offcpu_payload *to, u32 at, u64 
 	return at + 1 + nr;
 }
 
-#if OFFCPU_WAKER_STACKS
 /* Append the waker's callchain to a payload. Return the number of its words. */
 static __always_inline u32 append_waker(const struct offcpu_run *run, u32 at)
 {
-	struct offcpu_waker_stack *waker = &run->storage->waker;
-	u32 first = waker->first, nr = waker->nr_kernel;
+	struct offcpu_waker_stack *waker = run->storage->waker;
 	struct offcpu_payload *to = &run->to->sample;
+	u32 first, nr;
 
-	if (!run->wait->wakeup_ns)
+	if (!OFFCPU_WAKER_STACKS || !run->wait->wakeup_ns)
 		return at;
+	first = waker->first;
+	nr = waker->nr_kernel;
 	if (first < nr && nr <= OFFCPU_FRAMES)
 		at = append_frames(to, at, PERF_CONTEXT_KERNEL, &waker->kernel[first], nr - first);
 	at = append_frames(to, at, PERF_CONTEXT_USER, waker->user.ips, waker->user.nr);
@@ -113,7 +114,6 @@ static __always_inline u32 append_waker(const struct offcpu_run *run, u32 at)
 	waker->user.nr = 0;
 	return at;
 }
-#endif
 
 /* Append the facts about a TCP connection to a payload. Return the number of its words. */
 static __always_inline u32 append_tcp(const struct offcpu_run *run, u32 at)
@@ -223,10 +223,7 @@ static __always_inline void make_sample(const struct offcpu_run *run)
 	nr = append_callchain(run);
 	if (nr > CHAIN_WORDS)
 		return;
-	end = nr + 1 + OFFCPU_EXTENSION_WORDS;
-#if OFFCPU_WAKER_STACKS
-	end = append_waker(run, end);
-#endif
+	end = append_waker(run, nr + 1 + OFFCPU_EXTENSION_WORDS);
 	sample->pid = wait->pid;
 	sample->tid = wait->tid;
 	sample->offcpu_ns = wait->ns;
@@ -305,15 +302,12 @@ static __always_inline bool sum_wait(const struct offcpu_run *run)
 	struct offcpu_sum_key key;
 	struct offcpu_sum *sum;
 
-	wait->lost = 0;
+	wait->lost = OFFCPU_SUM_CALLERS ? run->user->lost : 0;
 #if OFFCPU_SUM_CALLERS
-	wait->lost = run->user->lost;
 	wait->caller = hash_callers(run);
-	if (!wait->caller)
-		keep_user_stack(run);
-#elif OFFCPU_SUM_STACKS
-	keep_user_stack(run);
 #endif
+	if (OFFCPU_SUM_STACKS && !wait->caller)
+		keep_user_stack(run);
 	key = sum_key(wait);
 	sum = sums.lookup(&key);
 #if OFFCPU_SUM_CALLERS
@@ -331,7 +325,6 @@ static __always_inline bool sum_wait(const struct offcpu_run *run)
 	return false;
 }
 
-#if OFFCPU_SUM_DRAWN
 enum { AT_ONE_PERIOD = 8, DOUBLINGS = 5 };	/* draws of a thread until its period doubles */
 
 /*
@@ -381,7 +374,6 @@ static __always_inline bool sum_drawn(const struct offcpu_run *run)
 		mark_first(wait);
 	return first;
 }
-#endif
 
 /* Send the sample of a wait; if that fails, sum it. */
 static __always_inline void send_sample(const struct offcpu_run *run)
@@ -434,25 +426,21 @@ static __always_inline void account(struct offcpu_run *run)
 		wait->object_id = run->to->object.id;
 	}
 	wait->drawn = 0;
-#if OFFCPU_SUM_DRAWN
-	if (!wait->sampled)
+	if (OFFCPU_SUM_DRAWN && !wait->sampled)
 		draw_stack(run);
-#endif
 	if (!wait->sampled && !wait->drawn && sum_wait(run))
 		return;
-#if !WALK_AT_SWITCH_OUT
-	run->user = &run->to->user;
-	run->user->nr = run->user->lost = 0;
-	if (!ctl->defer_user || wait->drawn)
-		take_user_stack(run->ctx, ctl, run->task, run->user, NULL, OFFCPU_COPIES);
-#endif
+	if (!WALK_AT_SWITCH_OUT) {
+		run->user = run->to->user;
+		run->user->nr = run->user->lost = 0;
+		if (!ctl->defer_user || wait->drawn)
+			take_user_stack(run->ctx, ctl, run->task, run->user, NULL, OFFCPU_COPIES);
+	}
 #if OFFCPU_COPIES
 	plan_copy(run);
 #endif
-#if OFFCPU_SUM_DRAWN
-	if (wait->drawn && !sum_drawn(run) && sum_wait(run))
+	if (OFFCPU_SUM_DRAWN && wait->drawn && !sum_drawn(run) && sum_wait(run))
 		return;
-#endif
 	if (OFFCPU_OBJECTS && !is_sum(wait)) {
 		if (!wait->object_id)
 			find_object(run, OFFCPU_AT_EXIT, -1);

@@ -68,7 +68,6 @@ static __always_inline u64 seed_of(const struct offcpu_control *ctl, struct task
 	return seed ^ seed >> 32;
 }
 
-#if OFFCPU_SUM_STACKS || OFFCPU_SUM_DRAWN
 /* Hash a stack twice: a 64-bit hash to find it by, and a check for stacks that share the first. */
 static __always_inline u64 hash_stack(const struct offcpu_control *ctl,
 				      struct offcpu_stack *stack, u64 seed)
@@ -105,33 +104,28 @@ static __always_inline bool keep_stack(struct offcpu_stack_key *key, struct offc
 /* Keep the user stack of a wait that begins a sum, or is told from others by its stack. */
 static __always_inline void keep_user_stack(const struct offcpu_run *run)
 {
-	struct offcpu_stack_key key = {.generation = run->wait->generation};
+	struct offcpu_task *storage = run->storage;
 	struct offcpu_wait *wait = run->wait;
+	struct offcpu_stack_key key = {.generation = wait->generation};
 
 	wait->lost = run->user->lost;
 	if (!run->user->nr)
 		return;
-#if KEEPS_HASH
-	struct offcpu_task *storage = run->storage;
-
-	if (run->user->check && storage->kept_hash && storage->kept_generation == key.generation) {
+	if (KEEPS_HASH && run->user->check && storage->kept_hash &&
+	    storage->kept_generation == key.generation) {
 		wait->stack = storage->kept_hash;
 		return;
 	}
-	storage->kept_hash = 0;
-#endif
 	key.hash = hash_stack(run->ctl, run->user, seed_of(run->ctl, run->task));
-	if (!keep_stack(&key, run->user)) {
+	if (keep_stack(&key, run->user))
+		wait->stack = key.hash;
+	else
 		wait->lost = OFFCPU_LOST_USER_STACK;
-		return;
+	if (KEEPS_HASH) {
+		storage->kept_hash = wait->stack;
+		storage->kept_generation = key.generation;
 	}
-#if KEEPS_HASH
-	storage->kept_hash = key.hash;
-	storage->kept_generation = key.generation;
-#endif
-	wait->stack = key.hash;
 }
-#endif
 
 /*
  * The kernel stack of the running task begins with this program and its callers. __schedule() and

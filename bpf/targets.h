@@ -76,19 +76,18 @@ static __always_inline bool is_target(const struct offcpu_control *ctl, struct t
 	return target && *target == OFFCPU_TARGET_ACTIVE;
 }
 
-#if OFFCPU_BY_GROUP
 /* Whether a task is in one of the control groups in `groups`, or below one. */
 static __always_inline bool in_groups(const struct offcpu_control *ctl, struct task_struct *task)
 {
 	char *set = POINTER(task, TASK_CGROUPS), *css = NULL, *cgroup = NULL, *node = NULL;
 	u64 i;
 
-#if OFFCPU_BY_GROUP == 1
-	bpf_probe_read_kernel(&cgroup, sizeof(cgroup), set + CSS_SET_DFL_CGRP);
-	css = cgroup + CGROUP_SELF;
-#else
-	bpf_probe_read_kernel(&css, sizeof(css), set + CSS_SET_CSS);
-#endif
+	if (OFFCPU_BY_GROUP == 1) {
+		bpf_probe_read_kernel(&cgroup, sizeof(cgroup), set + CSS_SET_DFL_CGRP);
+		css = cgroup + CGROUP_SELF;
+	} else {
+		bpf_probe_read_kernel(&css, sizeof(css), set + CSS_SET_CSS);
+	}
 	for_each_round(ctl, i, 0, GROUP_LEVELS) {
 		u64 id = 0;
 
@@ -103,7 +102,6 @@ static __always_inline bool in_groups(const struct offcpu_control *ctl, struct t
 	}
 	return false;
 }
-#endif
 
 static __always_inline bool has_comm(struct task_struct *task)
 {
@@ -131,12 +129,8 @@ static __always_inline bool has_properties(const struct offcpu_control *ctl,
 	if (ctl->by_user &&
 	    !find_target(OFFCPU_USER, FIELD(u32, POINTER(task, TASK_REAL_CRED), CRED_EUID)))
 		return false;
-	if (ctl->by_comm && !has_comm(task))
+	if ((ctl->by_comm && !has_comm(task)) || (OFFCPU_BY_GROUP && !in_groups(ctl, task)))
 		return false;
-#if OFFCPU_BY_GROUP
-	if (!in_groups(ctl, task))
-		return false;
-#endif
 	return !late_value(OFFCPU_PID_LEVEL) || tid_of(task) || find_storage(task);
 }
 
