@@ -23,8 +23,8 @@
  *
  * The kernel stack is walked at the end of a wait, for samples only: it costs more than all the
  * rest. (Where most waits become samples, in sched_switch: there the stack is shorter.) The user
- * stack is walked once in a wait: at switch-out if every wait needs it, for sums by stack, or if
- * the sleeper's memory cannot be reached later; otherwise at the end, for samples only.
+ * stack is walked once in a wait: at switch-out for sums by stack, or if the sleeper's memory
+ * cannot be reached later; otherwise at the end, for samples only.
  *
  * Iterators over all tasks, at begin and end of the recording, find those that do not switch. If
  * the map of sums is full, a short wait is sent as a sample; if the ring is full, a long wait is
@@ -43,6 +43,7 @@
  *	OFFCPU_BUDGET		where time goes: 192 bytes a task, work every switch
  *	OFFCPU_KERNEL_EARLY	kernel stacks before the switch: a look at each incoming task
  *	OFFCPU_OBJECTS, OFFCPU_NEW_OBJECTS	objects.h: sizes of its table and queue, 0 without
+ *	OFFCPU_PYTHON, ..._PYTHON_CODES, OFFCPU_NEW_CODES	python.h: likewise
  *	OFFCPU_LOCK_OWNERS	who holds a lock: work in each wait in a system call
  *	OFFCPU_SAMPLING		one sample for each period of waiting (sampling.h)
  *	OFFCPU_BY_GROUP		control groups: 1 by v2, 2 by the v1 hierarchy at CSS_SET_CSS, 0 no
@@ -54,11 +55,11 @@
  *	MODE_MASK, MODE_64	how the mode of 64-bit programs is known
  *	THREAD_BYTES, ALIGNED	pthread_self() is this near below the thread pointer; words that
  *				are multiples of it may be of malloc()
- *	OFFCPU_USER_REGISTERS	whether and where bpf_task_pt_regs() has registers
- *	OFFCPU_IRQ_STACK, IRQ_STACK_*		whether and where the stack of interrupts is
+ *	OFFCPU_USER_REGISTERS	whether bpf_task_pt_regs() has registers
+ *	OFFCPU_ARM64		the machine is no x86
+ *	OFFCPU_IRQ_STACK, IRQ_STACK_*	whether and where the stack of interrupts is
  *	OFFCPU_SWITCH_HAS_STATE	whether sched_switch passes prev_state (since 5.18)
- *	OFFCPU_PREEMPT_COUNT, PREEMPT_COUNT	where the preemption count is: 0 if not known, or
- *						OFFCPU_PREEMPT_COUNT_OF_TASK, or ..._OF_CPU
+ *	OFFCPU_PREEMPT_COUNT, PREEMPT_COUNT	whose (0 none, ..._OF_TASK, _OF_CPU), and where
  *	INTERRUPT_MASK		which of its bits say that an interrupt is served
  *	OFFCPU_READ_ONLY_CAST	a kernel function; OFFCPU_WORD, OFFCPU_TASK_STRUCT: types
  *	OFFCPU_SYSCALL_NUMBERS	size of the table of system calls
@@ -349,10 +350,7 @@ static __always_inline void describe_object(struct offcpu_run *run, struct offcp
 	last->tcp_nr = run->to->tcp_nr;
 	__builtin_memcpy(last->tcp, &run->to->tcp, sizeof(last->tcp));
 	last->object_lost = object->lost;
-	if (wait.blocker)
-		last->holder_tid = run->storage->blocker_tid;
-	else if (OFFCPU_LOCK_OWNERS)
-		last->holder_tid = run->storage->holder_tid;
+	last->holder_tid = wait.blocker ? run->storage->blocker_tid : run->storage->holder_tid;
 }
 
 /* Programs. perf_offcpu/collect/bpf/defines.py and program.py know their names. */

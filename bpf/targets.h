@@ -66,13 +66,9 @@ static __always_inline bool is_target(const struct offcpu_control *ctl, struct t
 {
 	u32 *target;
 
-	if (ctl->everybody)
+	if (ctl->everybody || (ctl->by_thread && find_target(OFFCPU_THREAD, tid_of(task))))
 		return true;
-	if (ctl->by_thread && find_target(OFFCPU_THREAD, tid_of(task)))
-		return true;
-	if (!ctl->by_process)
-		return false;
-	target = find_target(OFFCPU_PROCESS, pid_of(task));
+	target = ctl->by_process ? find_target(OFFCPU_PROCESS, pid_of(task)) : NULL;
 	return target && *target == OFFCPU_TARGET_ACTIVE;
 }
 

@@ -95,15 +95,6 @@ static __always_inline void take_top(struct offcpu_window *window, struct offcpu
 		}
 }
 
-/* A frame lies beyond the words that were read: next time read as far, if that is near enough. */
-static __always_inline void reach_further(struct offcpu_top *top, u64 sp, u64 fp)
-{
-	u64 bytes = fp + FRAME_BYTES - sp;
-
-	if (bytes <= WINDOW_BYTES && bytes > top->walked)
-		top->walked = bytes;
-}
-
 /*
  * Walk the stack of `current`, leaf first. Return the number of frames, 0 if it is not in 64-bit
  * mode. Clear stack->check if the stack is not the same as before.
@@ -115,7 +106,7 @@ static __always_inline u32 walk_frames(const struct offcpu_control *ctl,
 	void *regs = (void *)bpf_task_pt_regs(current);
 	u32 zero = 0;
 	struct offcpu_window *window = windows.lookup(&zero);
-	u64 changed, fp, at, i;
+	u64 changed, fp, at, ip, i;
 
 	if (!window || !is_64_bit(regs))
 		return 0;
@@ -129,15 +120,15 @@ static __always_inline u32 walk_frames(const struct offcpu_control *ctl,
 	changed = stack->ips[0] ^ FIELD(u64, regs, REGS_IP);
 	stack->ips[0] = FIELD(u64, regs, REGS_IP);
 	for_each_round(ctl, i, 1, OFFCPU_FRAME_LIMIT) {
-		u64 ip;
-
 		at = fp - window->base;
 		if (at >= window->room || at & WORD_MASK) {
 			if (fp < LOWEST_ADDRESS || fp & WORD_MASK || !read_window(window, fp))
 				break;
+			at = fp + FRAME_BYTES - FIELD(u64, regs, REGS_SP);
+			/* Next time the top is read up to this frame, if it is near enough. */
+			if (top && at <= WINDOW_BYTES && at > top->walked)
+				top->walked = at;
 			at = 0;
-			if (top)
-				reach_further(top, FIELD(u64, regs, REGS_SP), fp);
 		}
 		at = at / sizeof(u64) & (WINDOW_WORDS - 1);
 		fp = window->words[at];
