@@ -38,7 +38,7 @@
  *	OFFCPU_SUM_DRAWN	stacks of some short waits, drawn by length
  *	OFFCPU_SUM_STACKS	sums by user stack: 1 KB a task, a walk every wait
  *	OFFCPU_SUM_CALLERS	sums by callers (callers.h): 650 bytes a task, a read every wait
- *	OFFCPU_COPIES		copies of stacks by need (copies.h)
+ *	OFFCPU_COPIES, OFFCPU_JVMS	copies of stacks by need; size of a map (copies.h)
  *	OFFCPU_WAKER_STACKS	stacks of wakers: 2 KB a task
  *	OFFCPU_BUDGET		where time goes: 192 bytes a task, work every switch
  *	OFFCPU_KERNEL_EARLY	kernel stacks before the switch: a look at each incoming task
