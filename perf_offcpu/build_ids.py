@@ -9,17 +9,16 @@ capped and each read is bounded.
 Source: ELF gABI, chapter 5 (program headers, notes); include/uapi/linux/elf.h."""
 
 import os
-import sys
 from collections.abc import Iterator
 from typing import Any, Final
 
 from perf_offcpu.abi.elf import EHDR, MAGIC, NOTE, NT_GNU_BUILD_ID, PHDR, ElfClass, SegmentType
-from perf_offcpu.binary.fields import Order
+from perf_offcpu.binary.fields import NATIVE, Order
 from perf_offcpu.errors import LayoutError
+from perf_offcpu.files import read_kernel_if_any
 
 RECORDED_BYTES: Final = 20  # bytes of a build-id that records hold (BUILD_ID_SIZE of perf); longer ones are cut
 KERNEL_NOTES: Final = "/sys/kernel/notes"
-_NATIVE: Final[Order] = "<" if sys.byteorder == "little" else ">"
 _MAX_PROGRAM_HEADERS: Final = 256
 _MAX_NOTE_BYTES: Final = 64 << 10  # of all segments of a file together
 _MAX_STRIDE: Final = 256
@@ -28,11 +27,7 @@ _MAX_BUILD_ID: Final = 64
 
 def kernel_build_id(path: str = KERNEL_NOTES) -> bytes:
     """Return the build-id of the running kernel from `path`, a file of ELF notes; b"" if it shows no build-id."""
-    try:
-        with open(path, "rb") as file:  # direct: a file of /sys
-            return find_build_id(file.read(_MAX_NOTE_BYTES), _NATIVE)
-    except OSError:
-        return b""
+    return find_build_id(read_kernel_if_any(path, _MAX_NOTE_BYTES), NATIVE)
 
 
 def module_build_id(name: str) -> bytes:

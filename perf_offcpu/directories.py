@@ -111,11 +111,15 @@ class Directory(Closing):
     def names_of_others(self) -> list[str]:
         """Return the names of entries such as links: neither regular files nor directories."""
         with self._listed() as listed, os.scandir(listed) as entries:
-            return sorted(entry.name for entry in entries if not _is_usual(entry))
+            return sorted(
+                entry.name
+                for entry in entries
+                if not (entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False))
+            )
 
     def _listed(self) -> contextlib.AbstractContextManager[int]:
         """Return a new descriptor of the directory: threads that list it by one descriptor would share its position."""
-        return descriptor(os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.fd))
+        return descriptor(os.open(".", _DIRECTORY, dir_fd=self.fd))
 
     def open_regular(self, name: str, *, owners: Collection[int] | None = None, max_bytes: int | None = None) -> int:
         """Open a regular file, never through a link; return its descriptor. See `files.open_regular`."""
@@ -184,10 +188,6 @@ class Directory(Closing):
         except BaseException:
             os.close(fd)
             raise
-
-
-def _is_usual(entry: os.DirEntry[str]) -> bool:
-    return entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False)
 
 
 def _check_private(users: Collection[int], path: str, status: os.stat_result, parent: os.stat_result) -> None:

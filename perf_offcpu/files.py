@@ -22,6 +22,7 @@ from typing import Final
 
 _HANDLE: Final = os.O_PATH | os.O_CLOEXEC
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
+_READ_KERNEL: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NOFOLLOW
 _BLOCK: Final = 1 << 20
 _FIRST_BLOCK: Final = 1 << 14
 """Bytes of a read until one fills them: most files of /proc are smaller, and memory for more is mapped each time."""
@@ -54,8 +55,7 @@ def open_regular(
         owners: user ids that may own the file; None: any.
         max_bytes: largest size; None: any.
     """
-    handle = os.open(path, _HANDLE | (0 if follow else os.O_NOFOLLOW), dir_fd=dir_fd)
-    try:
+    with descriptor(os.open(path, _HANDLE | (0 if follow else os.O_NOFOLLOW), dir_fd=dir_fd)) as handle:
         status = os.fstat(handle)
         if stat.S_ISLNK(status.st_mode):
             raise FileRefusedError(path, "it is a symbolic link")
@@ -65,12 +65,11 @@ def open_regular(
             raise FileRefusedError(path, f"it belongs to user {status.st_uid}")
         if max_bytes is not None and status.st_size > max_bytes:
             raise FileRefusedError(path, f"it is larger than {max_bytes} bytes")
-        return os.open(f"/proc/self/fd/{handle}", _READ)
-    except OSError as problem:
-        problem.filename = path
-        raise
-    finally:
-        os.close(handle)
+        try:
+            return os.open(f"/proc/self/fd/{handle}", _READ)
+        except OSError as problem:
+            problem.filename = path
+            raise
 
 
 @contextmanager
@@ -92,10 +91,8 @@ def read_kernel(path: str, max_bytes: int = 1 << 28) -> bytes:
     """Return the content of a file of /proc, /sys or tracefs, which have no size until they are read. Their text holds
     names that any user can choose: it is bytes, and lines end at `\\n` alone (`bytes.splitlines` would also split at
     `\\r`, which the kernel does not escape)."""
-    text = read_kernel_begin(path, max_bytes + 1)
-    if len(text) > max_bytes:
-        raise FileRefusedError(path, f"it is larger than {max_bytes} bytes")
-    return text
+    with descriptor(os.open(path, _READ_KERNEL)) as fd:
+        return read_bounded(fd, max_bytes, path)
 
 
 def read_kernel_if_any(path: str, max_bytes: int = 1 << 28) -> bytes:
@@ -108,11 +105,8 @@ def read_kernel_if_any(path: str, max_bytes: int = 1 << 28) -> bytes:
 
 def read_kernel_begin(path: str, most_bytes: int) -> bytes:
     """Return the first `most_bytes` of a file of /proc, /sys or tracefs, or the whole content if it is shorter."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NOFOLLOW)
-    try:
+    with descriptor(os.open(path, _READ_KERNEL)) as fd:
         return _read_begin(fd, most_bytes)
-    finally:
-        os.close(fd)
 
 
 def kernel_lines(text: bytes) -> list[bytes]:

@@ -2,6 +2,7 @@
 """Types and rows of layouts (`layout.Layout`): integers, names, arrays, and when a field is there."""
 
 import enum
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -10,6 +11,7 @@ import numpy as np
 from perf_offcpu.structs import frozen
 
 Order = Literal["<", ">"]
+NATIVE: Final[Order] = "<" if sys.byteorder == "little" else ">"
 Buffer = bytes | bytearray | memoryview
 
 

@@ -15,7 +15,7 @@ from perf_offcpu.abi import counters as layouts
 from perf_offcpu.abi.attr import PerfType, SoftwareConfig
 from perf_offcpu.abi.wait_objects import MAGIC as OBJECTS_MAGIC
 from perf_offcpu.abi.wait_objects import OBJECTS, TEXTS
-from perf_offcpu.binary.fields import Order
+from perf_offcpu.binary.fields import Order, to_int
 from perf_offcpu.decode.python_lines import Code, Functions, read_codes
 from perf_offcpu.errors import LayoutError
 from perf_offcpu.losses import LossCause, Losses, Stage
@@ -30,14 +30,11 @@ ObjectRow = dict[str, Any]  # fields of an object by name, with texts as bytes
 
 
 def read_objects(payload: bytes, order: Order) -> dict[int, ObjectRow]:
-    """Return the wait objects of an OBJECTS payload by id; {} if it is damaged."""
-    try:
-        values = OBJECTS.unpack(payload, order)
-    except LayoutError:
-        return {}
+    """Return the wait objects of an OBJECTS payload by id; raise LayoutError if it is damaged."""
+    values = OBJECTS.unpack(payload, order)
     rows, texts = values["objects"], values["text"].split(b"\0")
-    if len(texts) != len(TEXTS) * len(rows) + 1:
-        return {}
+    if len(texts) != len(TEXTS) * len(rows) + 1 or not rows:
+        raise LayoutError(f"wait objects: {len(texts)} texts of {len(rows)} objects")
     texts_of_row = (texts[begin : begin + len(TEXTS)] for begin in range(0, len(texts) - 1, len(TEXTS)))
     return {
         row["id"]: row | dict(zip(TEXTS, words, strict=True)) for row, words in zip(rows, texts_of_row, strict=True)
@@ -96,38 +93,31 @@ class CollectorAccount:
     def take(self, payloads: Iterable[bytes], order: Order, counters: Losses) -> None:
         """Add payloads of `offcpu-counters` samples, distinguished by their magic; damaged ones count as BAD_SAMPLE."""
         for payload in payloads:
-            magic = int.from_bytes(payload[:4], "little" if order == "<" else "big")
-            if magic == layouts.BUDGET_MAGIC:
-                budget = read_budgets(payload, order)
-                is_sound = budget is not None
-                self.budgets += [budget] if budget is not None else []
-            elif magic == OBJECTS_MAGIC:
-                self.objects |= (objects := read_objects(payload, order))
-                is_sound = bool(objects)
-            elif magic == layouts.PYTHON_MAGIC:
-                self.python |= (functions := read_functions(payload, order))
-                is_sound = bool(functions)
-            elif magic == layouts.TASKS_MAGIC:
-                reading, loop_tasks = read_loop_tasks(payload, order, self.loop_tasks)
-                self.loops.setdefault(reading, []).extend(loop_tasks)
-                is_sound = bool(loop_tasks or reading[4])
-            elif magic == layouts.CODES_MAGIC:
-                self.codes |= (codes := read_codes(payload, order))
-                is_sound = bool(codes)
-            elif magic == layouts.JIT_MAP_MAGIC:
-                is_sound = self._read_map(payload, order)
-            else:
-                is_sound = self._read_counters(payload, order)
-            counters.add(losses.BAD_SAMPLE, int(not is_sound))
+            try:
+                self._take(payload, order)
+            except LayoutError:
+                counters.add(losses.BAD_SAMPLE)
 
-    def _read_map(self, payload: bytes, order: Order) -> bool:
-        """Add the lines of a JIT_MAP payload; return False if it is damaged."""
-        try:
+    def _take(self, payload: bytes, order: Order) -> None:
+        """Add one payload; raise LayoutError if it is damaged."""
+        magic = to_int(payload[:4], order)
+        if magic == layouts.BUDGET_MAGIC:
+            self.budgets.append(read_budgets(payload, order))
+        elif magic == OBJECTS_MAGIC:
+            self.objects |= read_objects(payload, order)
+        elif magic == layouts.PYTHON_MAGIC:
+            self.python |= read_functions(payload, order)
+        elif magic == layouts.TASKS_MAGIC:
+            reading, loop_tasks = read_loop_tasks(payload, order, self.loop_tasks)
+            self.loops.setdefault(reading, []).extend(loop_tasks)
+        elif magic == layouts.CODES_MAGIC:
+            self.codes |= read_codes(payload, order)
+        elif magic == layouts.JIT_MAP_MAGIC:
             values = layouts.JIT_MAP.unpack(payload, order)
-        except LayoutError:
-            return False
-        self.perf_maps[values["pid"]] = self.perf_maps.get(values["pid"], b"") + bytes(values["text"]).rstrip(b"\0")
-        return True
+            lines = self.perf_maps.get(values["pid"], b"") + bytes(values["text"]).rstrip(b"\0")
+            self.perf_maps[values["pid"]] = lines
+        else:
+            self._read_counters(payload, order)
 
     def event_loops(self) -> tuple[EventLoop, ...]:
         """Return the readings of event loops during the recording and, of each thread, the last one at an end."""
@@ -135,14 +125,11 @@ class CollectorAccount:
         last = {(loop.pid, loop.tid): loop for loop in readings if loop.tasks and not loop.weight_ns}
         return *last.values(), *(loop for loop in readings if loop.weight_ns)
 
-    def _read_counters(self, payload: bytes, order: Order) -> bool:
-        """Add times and losses of a counters payload; return False if it is damaged. An unknown magic is skipped."""
-        try:
-            values = layouts.COUNTERS.unpack(payload, order)
-        except LayoutError:
-            return False
+    def _read_counters(self, payload: bytes, order: Order) -> None:
+        """Add times and losses of a counters payload; raise LayoutError if it is damaged, skip an unknown magic."""
+        values = layouts.COUNTERS.unpack(payload, order)
         if values["magic"] != layouts.MAGIC:
-            return True
+            return
         begin, end, threshold = (min(values[name], 2**63 - 1) for name in ("begin_ns", "end_ns", "threshold_ns"))
         # An account for each time between pauses; and other tools may have put several files into one.
         self.spans.append((begin, end))
@@ -154,7 +141,6 @@ class CollectorAccount:
             if cause.is_loss:
                 self.counted.add(cause, counter["events"])
             self._note(cause, counter["events"], min(counter["ns"], 2**63 - 1))
-        return True
 
     def _note(self, cause: LossCause, events: int, ns: int) -> None:
         """Add events and ns to a note; for STACK_PERIOD, SAMPLING_PERIOD, THRESHOLD_RAISED keep the largest ns."""
@@ -176,33 +162,29 @@ def _cause(name: str) -> LossCause:
 
 
 def read_functions(payload: bytes, order: Order) -> dict[tuple[int, int], Functions]:
-    """Return (tid, begin of the wait) → functions, leaf first, of a PYTHON payload; {} if it is damaged."""
-    try:
-        values = layouts.PYTHON.unpack(payload, order)
-    except LayoutError:
-        return {}
-    functions: Functions = []
+    """Return (tid, begin of the wait) → functions, leaf first, of a PYTHON payload; LayoutError if it is damaged."""
+    values, functions = layouts.PYTHON.unpack(payload, order), Functions()
     for text in values["text"].decode("utf-8", "replace").strip("\0\n").split("\n"):
         match = _FUNCTION.fullmatch(text)
         if match is None or values["tid"] >= 1 << 31 or values["switch_out_ns"] >= _LIMIT:
-            return {}
+            raise LayoutError("Python functions: no line of a function, or an impossible wait")
         functions.append((match["name"], match["file"], int(match["line"]), int(match["call"])))
     return {(values["tid"], values["switch_out_ns"]): functions}
 
 
 def read_loop_tasks(payload: bytes, order: Order, by_line: dict[bytes, LoopTask]) -> tuple[_Reading, list[LoopTask]]:
-    """Return (reading, tasks) of a TASKS payload; no tasks if damaged. `by_line`: tasks by their lines; updated."""
-    damaged: tuple[_Reading, list[LoopTask]] = (0, 0, 0, 0, 0), []
+    """Return (reading, tasks) of a TASKS payload; LayoutError if damaged. `by_line`: tasks by their lines; updated."""
+    values = layouts.TASKS.unpack(payload, order)
+    ids, times = (values["pid"], values["tid"]), (values["switch_out_ns"], values["read_ns"], values["weight_ns"])
+    lines = values["text"].strip(b"\0\n").split(b"\n") if values["nr"] else []
     try:
-        values = layouts.TASKS.unpack(payload, order)
-        ids, times = (values["pid"], values["tid"]), (values["switch_out_ns"], values["read_ns"], values["weight_ns"])
-        lines = values["text"].strip(b"\0\n").split(b"\n") if values["nr"] else []
         for line in lines:
             by_line[line] = by_line.get(line) or _read_task(line)
-    except (LayoutError, ValueError, TypeError, RecursionError, OverflowError):
-        return damaged
-    is_sound = max(ids) < 1 << 31 and max(times) < _LIMIT
-    return (ids + times, [by_line[line] for line in lines]) if is_sound else damaged
+    except (ValueError, TypeError, RecursionError, OverflowError) as problem:
+        raise LayoutError(f"tasks of an event loop: {problem}") from None
+    if max(ids) >= 1 << 31 or max(times) >= _LIMIT or not (lines or values["weight_ns"]):
+        raise LayoutError("tasks of an event loop: impossible ids or times")
+    return ids + times, [by_line[line] for line in lines]
 
 
 def _read_task(line: bytes) -> LoopTask:
@@ -212,15 +194,13 @@ def _read_task(line: bytes) -> LoopTask:
     return LoopTask(int(address), printable(str(name)), printable(str(awaits)), int(awaited), *sets, places)
 
 
-def read_budgets(payload: bytes, order: Order) -> Budget | None:
-    """Return the budgets in a payload, one row a thread; None if it is damaged. Impossible rows (an end before the
-    begin, a time or sum of 2^62 ns or more) are left out."""
-    if len(payload) < _HEAD:
-        return None
-    number = int(np.frombuffer(payload, f"{order}u2", 1, _HEAD - 2)[0])
+def read_budgets(payload: bytes, order: Order) -> Budget:
+    """Return the budgets in a payload, one row a thread; raise LayoutError if it is damaged. Impossible rows (an end
+    before the begin, a time or sum of 2^62 ns or more) are left out."""
+    number = to_int(payload[_HEAD - 2 : _HEAD], order)
     dtype = layouts.budget_layout(payload, order).dtype(order)
     if _HEAD + number * dtype.itemsize > len(payload):
-        return None
+        raise LayoutError(f"budgets: {len(payload)} bytes, too few for {number} threads")
     rows = np.zeros(number, layouts.BUDGET.dtype(order))
     rows[list(dtype.names or ())] = np.frombuffer(payload, dtype, number, _HEAD)
     sound = (rows["begin_ns"] <= rows["end_ns"]) & (rows["end_ns"] < _LIMIT)

@@ -268,7 +268,7 @@ class GrowingFile:
 
     def close(self) -> None:
         """Close the file."""
-        self._reader.stream.close()
+        self._reader.close()
 
     def read(self, end: int | None) -> Recording | None:
         """Return the records from the previous account to the last one before byte `end`; None without a new account.

@@ -33,18 +33,17 @@ class Code(NamedTuple):
 
 
 def read_codes(payload: bytes, order: Order) -> dict[int, Code]:
-    """Return the functions of a CODES payload by id; {} if it is damaged."""
-    try:
-        values = CODES.unpack(payload, order)
-    except LayoutError:
-        return {}
-    codes, begin, text = {}, 0, bytes(values["text"])
+    """Return the functions of a CODES payload by id; raise LayoutError if it is damaged."""
+    values, codes, begin = CODES.unpack(payload, order), dict[int, Code](), 0
+    text = bytes(values["text"])
     for row in values["codes"]:
         places = [begin := begin + size for size in (0, row["name_size"], row["file_size"], row["lines_size"])]
         name, file, lines = (text[start:end] for start, end in pairwise(places))
         texts = name.decode("utf-8", "replace"), file.decode("utf-8", "replace")
         codes[row["id"]] = Code(*texts, row["first_line"], row["minor"], lines)
-    return codes if begin <= len(text) else {}
+    if begin > len(text) or not codes:
+        raise LayoutError("codes of Python functions: no text for them")
+    return codes
 
 
 def is_own(code: Code) -> bool:

@@ -76,18 +76,14 @@ def retype(
     if payload.ours.any():
         _apply_extension(result, payload.extension)
         payload.read_tcp(result)
-    wakers = payload.waker_chains()
-    if len(wakers.values):
-        woken = np.flatnonzero(wakers.lengths)
-        result.waker_callchain = result.waker_callchain.copy()
-        result.waker_callchain[woken] = np.arange(len(woken)) + len(chains)
-        chains = Ragged.concat([chains, wakers.take(woken)])
-    python = payload.python_frames()
-    if len(python.values):
-        rows = np.flatnonzero(python.lengths)
-        result.python = result.python.copy()
-        result.python[rows] = np.arange(len(rows)) + len(chains)
-        chains = Ragged.concat([chains, python.take(rows)])
+    for part, name in (("waker", "waker_callchain"), ("python", "python")):
+        words = payload.words_of(part)
+        rows = np.flatnonzero(words.lengths)
+        if len(rows):
+            column = getattr(result, name).copy()
+            column[rows] = np.arange(len(rows)) + len(chains)
+            setattr(result, name, column)
+            chains = Ragged.concat([chains, words.take(rows)])
     versions = payload.version[payload.is_other_version]
     for version, count in zip(*(column.tolist() for column in np.unique(versions, return_counts=True)), strict=True):
         counters.add(OTHER_PAYLOAD.about(f"payload of version {version}, not {abi.EXTENSION_VERSION}"), count)
@@ -170,15 +166,9 @@ class Payload:
             column[rows] = values
             setattr(samples, f"tcp_{name}", column)
 
-    def waker_chains(self) -> Ragged:
-        """Return n callchains of wakers, raw words; empty if absent, or if it would not lie inside its sample."""
-        return self._words("waker")
-
-    def python_frames(self) -> Ragged:
-        """Return n rows of Python frames, raw words; empty if absent, or if they would not lie inside their sample."""
-        return self._words("python")
-
-    def _words(self, part: str) -> Ragged:
+    def words_of(self, part: str) -> Ragged:
+        """Return n rows of raw words, the waker's callchain ("waker") or Python frames ("python"); empty if absent, or
+        if they would not lie inside their sample."""
         counts = self.extension[f"{part}_nr"].astype(np.int64)
         begin = self.extension_at + self.extension[f"{part}_offset"]
         counts = np.where(begin + 8 * counts <= self.end, counts, 0)

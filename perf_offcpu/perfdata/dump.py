@@ -28,12 +28,11 @@ from perf_offcpu.errors import LayoutError
 from perf_offcpu.losses import LossCause, Losses, by_text
 from perf_offcpu.perfdata.describe import describe_misc, field_lines, hex_lines, inline, record_name
 from perf_offcpu.perfdata.events import UNKNOWN, EventSpec, owners_of
-from perf_offcpu.perfdata.features import Features
-from perf_offcpu.perfdata.reader import PerfDataReader
+from perf_offcpu.perfdata.features import Features, encoded
+from perf_offcpu.perfdata.reader import COMPRESSED_TYPES, PerfDataReader
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
 
 Lines = Iterator[str]
-_COMPRESSED = (RecordType.COMPRESSED, RecordType.COMPRESSED2)
 
 
 def dump(reader: PerfDataReader) -> Lines:
@@ -132,7 +131,7 @@ class _Dump:
             yield from ("  ! its id belongs to no event", *hex_lines(record[HEADER_SIZE:]))
             return
         spec = self.reader.events.specs[evsel]
-        yield f"  event: {evsel} {_name_of(spec)!r}"
+        yield f"  event: {evsel} {encoded(spec.name)!r}"
         values = yield from self._structure(SAMPLE, record, HEADER_SIZE, len(record), spec.shape)
         if "raw" in values:
             yield from self._payload(spec, values["raw"])
@@ -181,7 +180,7 @@ class _Dump:
             yield from self._header_attr(record)
         elif kind == RecordType.HEADER_FEATURE:
             yield from self._header_feature(record)
-        elif kind in _COMPRESSED:
+        elif kind in COMPRESSED_TYPES:
             yield f"  data: {end - HEADER_SIZE} bytes, decompressed below"
         elif layout is None:
             yield from hex_lines(record[HEADER_SIZE:end])
@@ -226,12 +225,8 @@ class _Dump:
 
 
 def _event_lines(spec: EventSpec, indent: str = "  ") -> Lines:
-    yield from (f"{indent}name: {_name_of(spec)!r}", f"{indent}ids: {list(spec.ids)}")
+    yield from (f"{indent}name: {encoded(spec.name)!r}", f"{indent}ids: {list(spec.ids)}")
     yield from field_lines(ATTR, spec.attr._asdict(), indent)
-
-
-def _name_of(spec: EventSpec) -> bytes:
-    return spec.name.encode("utf-8", "surrogateescape")
 
 
 def _feature_name(bit: int) -> str:

@@ -30,12 +30,13 @@ from perf_offcpu.perfdata.features import Features
 from perf_offcpu.perfdata.header import FileHead, PipeHead, read_head
 from perf_offcpu.perfdata.scan import Chunk, Scanner
 from perf_offcpu.perfdata.source import Source, open_file, open_source
+from perf_offcpu.structs import Closing
 
 PIECE = 16 << 20
-_COMPRESSED_TYPES = (RecordType.COMPRESSED, RecordType.COMPRESSED2)
+COMPRESSED_TYPES = (RecordType.COMPRESSED, RecordType.COMPRESSED2)
 
 
-class PerfDataReader:
+class PerfDataReader(Closing):
     """Reads one open recording: a context manager, made by `open`. `head`: its form (file, pipe) and where its sections
     are; `events`: its evsels (of a pipe, so far); `features`: its header features; `counters`: damage and losses."""
 
@@ -81,10 +82,8 @@ class PerfDataReader:
         with source.stream:
             yield again
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Close the recording."""
         self.stream.close()
 
     def reopen(self, origin: str) -> int | None:
@@ -156,7 +155,7 @@ class PerfDataReader:
         if self._pipe_head:
             self._pipe_head.take(chunk)
             self.events = self._pipe_head.events
-        is_compressed = np.isin(chunk.types, _COMPRESSED_TYPES)
+        is_compressed = np.isin(chunk.types, COMPRESSED_TYPES)
         if not is_compressed.any():
             yield chunk
             return

@@ -8,7 +8,6 @@ larger features are left out, and an event has 8174 ids at most.
 
 Source: tools/perf/util/synthetic-events.c: perf_event__synthesize_for_pipe()."""
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,14 +15,13 @@ from perf_offcpu import losses
 from perf_offcpu.abi.attr import ATTR_SIZE_PERF_6_1
 from perf_offcpu.abi.features import MAGIC, PIPE_HEADER, PIPE_HEADER_SIZE, Feature
 from perf_offcpu.abi.records import EVENT_UPDATE_NAME, HEADER_ATTR_IDS, Misc, RecordType
-from perf_offcpu.binary.fields import Buffer, Order, padding
+from perf_offcpu.binary.fields import NATIVE, Buffer, Order, padding
 from perf_offcpu.errors import RecordingError, UsageError
 from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.features import BUILD_ID_BYTES, BuildId, Features, encoded
 from perf_offcpu.perfdata.write.writer import RECORD_SIZE_MAX, frame_record, pack_record, write_all
 
-NATIVE: Order = "<" if sys.byteorder == "little" else ">"
 _HEAD = 8
 _MAX_IDS = (RECORD_SIZE_MAX - _HEAD - ATTR_SIZE_PERF_6_1) // 8
 

@@ -29,6 +29,7 @@ from perf_offcpu.collect.python.older_loops import OlderLoop
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.task_readings import TaskReadings
 from perf_offcpu.decode.account import read_loop_tasks
+from perf_offcpu.errors import LayoutError
 from perf_offcpu.losses import JVM_UNASKED, Losses
 
 SIZE = 16384
@@ -178,7 +179,9 @@ def test_long_tables_of_tasks() -> None:
     (*_, weight_ns), _ = read_loop_tasks(payloads[0], NATIVE, {})
     assert weight_ns == 11 and {len(read_loop_tasks(payload, NATIVE, {})[0]) for payload in payloads} == {5}
     cut = payloads[0][:-40]
-    assert read_loop_tasks(cut, NATIVE, {})[1] == [] and read_loop_tasks(cut[:20], NATIVE, {})[1] == []
+    for damaged in (cut, cut[:20]):
+        with pytest.raises(LayoutError):
+            read_loop_tasks(damaged, NATIVE, {})
 
 
 def test_a_reading_stands_for_the_time_since_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from perf_offcpu.binary.fields import Order
 from perf_offcpu.decode.account import CollectorAccount, read_budgets
 from perf_offcpu.decode.continued import joined_budget, without_continued
 from perf_offcpu.decode.load import load_recording
+from perf_offcpu.errors import LayoutError
 from perf_offcpu.losses import LossCause, Losses
 from perf_offcpu.model.recording import Budget, Recording, SampleFlag, Samples
 from perf_offcpu.perfdata.events import EventSpec
@@ -34,9 +35,7 @@ def file(path: Path, *payloads: bytes) -> Path:
 
 
 def read(payload: bytes, order: Order = "<") -> Budget:
-    budget = read_budgets(payload, order)
-    assert budget is not None
-    return budget
+    return read_budgets(payload, order)
 
 
 def test_budgets_of_version_2_have_no_own_ids() -> None:
@@ -78,7 +77,9 @@ def test_every_time_comes_to_its_column(order: Order) -> None:
 @pytest.mark.parametrize("order", ["<", ">"])
 def test_a_block_that_is_cut_is_none_at_all(order: Order) -> None:
     payload = block(row(8, 5, 9), row(9, 5, 9), order=order)
-    assert all(read_budgets(payload[:length], order) is None for length in range(len(payload)))
+    for length in range(len(payload)):
+        with pytest.raises(LayoutError):
+            read_budgets(payload[:length], order)
     assert len(read(payload + bytes(4), order)) == 2  # as samples are padded
     assert len(read(block(order=order), order)) == 0
     most = 2**62 - 1  # ids and times at the limit stay in their types
