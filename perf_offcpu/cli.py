@@ -66,7 +66,8 @@ def guard(prefix: str, run: Callable[[], int], *, developer: bool = False) -> in
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        _detach_stdout()
+        with open(os.devnull, "w") as null:  # direct: so that Python's flush at exit cannot fail
+            os.dup2(null.fileno(), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     except (PerfOffcpuError, OSError) as problem:
         if developer:
@@ -165,10 +166,3 @@ def _explain(prefix: str, problem: PerfOffcpuError | OSError) -> int:
         text = f"{name}{problem.strerror}{remedy}"
     print(f"{prefix}: {printable(text)}", file=sys.stderr)
     return problem.exit_status if isinstance(problem, PerfOffcpuError) else 1
-
-
-def _detach_stdout() -> None:
-    """Redirect stdout to /dev/null, so that Python's flush at exit cannot fail."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, sys.stdout.fileno())
-    os.close(null)

@@ -3,7 +3,7 @@
 records are collected, and replayed in time order at the end: every sample gets its thread's comm and address space."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -27,11 +27,11 @@ from perf_offcpu.decode.tasks.columns import task_records
 from perf_offcpu.decode.tasks.replay import SIDE_TYPES, TaskReplay
 from perf_offcpu.decode.trim_stacks import cut_wrong_callers
 from perf_offcpu.losses import Losses
-from perf_offcpu.model.columns import Strings
+from perf_offcpu.model.columns import Strings, unambiguous
 from perf_offcpu.model.coverage import Sampling
 from perf_offcpu.model.recording import SUM_FLAGS, Dsos, Evsel, Meta, Recording, SampleFlag, Samples
 from perf_offcpu.perfdata.events import Events, EventSpec
-from perf_offcpu.perfdata.features import BuildId, Features
+from perf_offcpu.perfdata.features import BuildId, Features, decoded
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.scan import Chunk
 
@@ -79,14 +79,25 @@ def read_recording(reader: PerfDataReader, *, switches: bool = True, snapshots: 
     switch_decoder = SwitchDecoder(reader.features, reader.counters) if switches else None
     stacks = store if snapshots else None
     decoder = SampleDecoder(reader.counters, account, collector.chains, switch_decoder, stacks)
-    for chunk in reader.chunks():
+    batch = _decoded(reader.chunks(), reader, decoder, collector, tasks)
+    batch.samples.snapshot = store.callers.settled(batch.samples.snapshot, reader.counters)
+    return assemble(reader, batch, tasks, account).replaced(snapshots=store.release())
+
+
+def _decoded(
+    chunks: Iterable[Chunk],
+    reader: PerfDataReader,
+    decoder: SampleDecoder,
+    collector: BatchCollector,
+    tasks: TaskReplay,
+) -> Batch:
+    """Return what `collector` has and the samples of `chunks`; note side-band records in `tasks`."""
+    for chunk in chunks:
         rows, parts = decoder.decode(chunk, reader.events)
         collector.add_interleaved(parts, rows)
         collector.add(decode_deferred(chunk, reader.events, reader.counters))
         note_tasks(chunk, reader, tasks)
-    batch = collector.release()
-    batch.samples.snapshot = store.callers.settled(batch.samples.snapshot, reader.counters)
-    return assemble(reader, batch, tasks, account).replaced(snapshots=store.release())
+    return collector.release()
 
 
 def read_tasks(reader: PerfDataReader) -> tuple[TaskReplay, CollectorAccount]:
@@ -101,10 +112,6 @@ def read_tasks(reader: PerfDataReader) -> tuple[TaskReplay, CollectorAccount]:
 def note_tasks(chunk: Chunk, reader: PerfDataReader, tasks: TaskReplay) -> None:
     """Note the side-band records of a chunk in `tasks`, and add the chunk's losses to `reader.counters`."""
     tasks.notes.take(task_records(chunk, SIDE_TYPES, reader.events, reader.counters))
-    _count_losses(chunk, reader)
-
-
-def _count_losses(chunk: Chunk, reader: PerfDataReader) -> None:
     reader.counters.add(losses.UNKNOWN_RECORD, int((~np.isin(chunk.types, _KNOWN_TYPES)).sum()))
     for group in task_records(chunk, _OTHERS, reader.events, reader.counters):
         if cause := _LOSS_CAUSES.get(group.kind):
@@ -166,11 +173,8 @@ def assemble(head: Head, batch: Batch, tasks: TaskReplay, account: CollectorAcco
 
 def _with_build_ids(dsos: Dsos, strings: Strings, files: Sequence[BuildId]) -> Dsos:
     """Return `dsos`, where a dso without build-id gets the build-id of its path in the header, if there is just one."""
-    ids_of_path: dict[int, set[str]] = {}
-    for entry in files:
-        path = strings.find(entry.filename.decode("utf-8", "surrogateescape"))
-        ids_of_path.setdefault(path, set()).add(entry.build_id)
-    id_of_path = {path: strings.intern(ids.pop()) for path, ids in ids_of_path.items() if len(ids) == 1}
+    ids = unambiguous((strings.find(decoded(entry.filename)), entry.build_id) for entry in files)
+    id_of_path = {path: strings.intern(build_id) for path, build_id in ids.items()}
     pairs = zip(dsos.path.tolist(), dsos.build_id.tolist(), strict=True)
     return dsos.with_columns(build_id=np.array([own or id_of_path.get(path, 0) for path, own in pairs], np.uint32))
 
@@ -179,7 +183,7 @@ def _paths(files: Sequence[BuildId]) -> dict[str, list[str]]:
     paths: dict[str, list[str]] = {}
     for entry in files:
         if entry.cpumode == CpuMode.USER:
-            paths.setdefault(entry.build_id, []).append(entry.filename.decode("utf-8", "surrogateescape"))
+            paths.setdefault(entry.build_id, []).append(decoded(entry.filename))
     return paths
 
 
@@ -281,13 +285,8 @@ class GrowingFile:
         reader.counters = self._store.counters = counters = Losses()
         decoder = SampleDecoder(counters, account, collector.chains, snapshots=self._store)
         collector.add(self._rest)
-        for chunk in reader.chunks_between(self._place, end):
-            rows, parts = decoder.decode(chunk, reader.events)
-            collector.add_interleaved(parts, rows)
-            collector.add(decode_deferred(chunk, reader.events, counters))
-            note_tasks(chunk, reader, self._tasks)
+        batch = _decoded(reader.chunks_between(self._place, end), reader, decoder, collector, self._tasks)
         self._place, self._account = end, account
-        batch = collector.release()
         if not account.end_ns:
             self._rest = batch
             return None

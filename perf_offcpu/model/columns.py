@@ -190,6 +190,14 @@ def is_one_of(values: NDArray[Any], members: NDArray[Any]) -> Bool:
     return is_among(values, distinct(members))
 
 
+def unambiguous(pairs: Iterable[tuple[int, str]]) -> dict[int, str]:
+    """Return key → value, for the keys that have the same value in all `pairs`."""
+    values: dict[int, set[str]] = {}
+    for key, value in pairs:
+        values.setdefault(key, set()).add(value)
+    return {key: own.pop() for key, own in values.items() if len(own) == 1}
+
+
 class Strings:
     """Interns texts: a growing list in which each text has one row, for ever; row 0 is ""."""
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from perf_offcpu.abi.attr import AttrFlag, SampleType
 from perf_offcpu.binary.gather import offsets_of
 from perf_offcpu.model.chain_table import ChainTable
-from perf_offcpu.model.columns import Bool, Renumber, Strings, tables_of
+from perf_offcpu.model.columns import Bool, Renumber, Strings, tables_of, unambiguous
 from perf_offcpu.model.coverage import Sampling, united
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Evsel, Meta, Recording, WaitObjects
@@ -96,7 +96,8 @@ def join(parts: Sequence[Part], nr_cpus: int) -> Part:
             joined["perf_maps"][pid] = joined["perf_maps"].get(pid, b"") + lines
     else:
         meta.hosts = tuple(part.meta.recorded for part in parts)
-        joined["build_ids"] = _joined_build_ids(parts, strings)
+        ids = ((part.strings[row], id_) for part in parts for row, id_ in part.build_ids.items())
+        joined["build_ids"] = unambiguous((strings.find(path), id_) for path, id_ in ids)
     return type(parts[0])(**joined)
 
 
@@ -124,15 +125,6 @@ def _key(evsel: Evsel) -> tuple[object, ...]:
     period = 0 if attr.sample_type & SampleType.PERIOD else (attr.sample_period, attr.flags & AttrFlag.FREQ)
     counted = attr.type, attr.config, attr.config1, attr.config2
     return evsel.name, *counted, attr.sample_type & ~_IDS, attr.read_format, period
-
-
-def _joined_build_ids(profiles: Sequence[Profile], strings: Strings) -> dict[int, str]:
-    """Return path (row in `strings`) → build-id in hex; a path whose build-id differs between profiles is left out."""
-    build_ids: dict[int, set[str]] = {}
-    for profile in profiles:
-        for row, build_id in profile.build_ids.items():
-            build_ids.setdefault(strings.find(profile.strings[row]), set()).add(build_id)
-    return {row: ids.pop() for row, ids in build_ids.items() if len(ids) == 1}
 
 
 def _joined_meta(metas: Sequence[Meta], nr_cpus: int) -> Meta:

@@ -52,12 +52,12 @@ class Features:
     def text(self, feature: Feature) -> str:
         """Return a feature that is one string (`uname -r` for OSRELEASE, …); "" if absent."""
         values = self.values(feature)
-        return _decoded(values["text"]) if values else ""
+        return decoded(values["text"]) if values else ""
 
     def cmdline(self) -> tuple[str, ...]:
         """Return the recorder's argv; () if absent."""
         values = self.values(Feature.CMDLINE)
-        return tuple(_decoded(entry["text"]) for entry in values["texts"]) if values else ()
+        return tuple(decoded(entry["text"]) for entry in values["texts"]) if values else ()
 
     def event_specs(self) -> list[EventSpec]:
         """Return names and ids of the events, in the order of the attr table; [] if not recorded."""
@@ -70,7 +70,7 @@ class Features:
                 end = offset + head["attr_size"]
                 attr = unpack_attr(body[offset:end], self.order)
                 entry, offset = features.EVENT_DESC_ENTRY.unpack_from(body, self.order, None, end, len(body))
-                specs.append(EventSpec(attr, _decoded(entry["name"]), tuple(entry["ids"])))
+                specs.append(EventSpec(attr, decoded(entry["name"]), tuple(entry["ids"])))
         except LayoutError:
             self.counters.add(losses.BAD_FEATURE)
             return []
@@ -99,7 +99,8 @@ class Features:
         return result
 
 
-def _decoded(text: bytes) -> str:
+def decoded(text: bytes) -> str:
+    """Decode text as Python decodes names of files: bytes that are no UTF-8 become surrogates."""
     return text.decode("utf-8", "surrogateescape")
 
 

@@ -22,7 +22,7 @@ from perf_offcpu.binary.fields import Order, to_int
 from perf_offcpu.errors import FormatError, LayoutError
 from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.events import Events, EventSpec
-from perf_offcpu.perfdata.features import MAX_EVENTS, Features
+from perf_offcpu.perfdata.features import MAX_EVENTS, Features, decoded
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
 from perf_offcpu.structs import mutable
 
@@ -235,7 +235,7 @@ class PipeHead:
                 for row, spec in enumerate(self._specs):
                     self._add_ids(spec.ids, row)
         elif values["kind"] == EVENT_UPDATE_NAME and (named := self._row_of_id.get(values["id"])) is not None:
-            name = values["data"].split(b"\0", 1)[0].decode("utf-8", "surrogateescape")
+            name = decoded(values["data"].split(b"\0", 1)[0])
             self._specs[named] = replace(self._specs[named], name=name)
 
     def _take_attr(self, record: bytes) -> None:

@@ -280,7 +280,7 @@ class WaitTexts:
             "container": (lambda: waits.cgroup, self._container),
             "object": (lambda: waits.object, self._object),
             "holder": (lambda: self._held[rows], format_known),
-            "network": (lambda: self._network[1][rows], self._network_text),
+            "network": (lambda: self._network[1][rows], lambda code: _word(self._network[0][code])),
             "asked": (lambda: waits.asked_ns, format_known),
             "count": (lambda: waits.count, str),
             "longest": (lambda: waits.longest_ns, format_known),
@@ -299,9 +299,6 @@ class WaitTexts:
     def _network(self) -> tuple[list[str], I64]:
         return texts_of(network_of(self._profile, self._waits))
 
-    def _network_text(self, code: int) -> str:
-        return self._network[0][code].replace(" ", "_") or UNKNOWN_VALUE
-
     @functools.cached_property
     def _held(self) -> I32:
         return holders_of(self._profile).held
@@ -318,11 +315,10 @@ class WaitTexts:
 
     def _object(self, row: int) -> str:
         profile = self._profile
-        name = printable(profile.strings[int(profile.objects.name[row])]) if row >= 0 else ""
-        return name.replace(" ", "_") or UNKNOWN_VALUE
+        return _word(profile.strings[int(profile.objects.name[row])] if row >= 0 else "")
 
     def _container(self, cgroup: int) -> str:
-        return printable(container_of(self._profile.cgroups.get(cgroup, ""))).replace(" ", "_") or UNKNOWN_VALUE
+        return _word(container_of(self._profile.cgroups.get(cgroup, "")))
 
     def _syscalls(self, samples: ProfileSamples, rows: I64) -> list[str]:
         names = self._waits.syscall_names
@@ -333,6 +329,11 @@ class WaitTexts:
 def _ids_text(pids: I32, tids: I32) -> list[str]:
     both = [f"{pid}/{tid}" for pid, tid in zip(format_distinct(pids, id_text), format_distinct(tids, str), strict=True)]
     return where(tids >= 0, both, [UNKNOWN_VALUE] * len(both))
+
+
+def _word(text: str) -> str:
+    """Return a text as one word; `-` for none."""
+    return printable(text).replace(" ", "_") or UNKNOWN_VALUE
 
 
 def _flags(flags: int) -> str:

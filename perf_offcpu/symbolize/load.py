@@ -134,8 +134,6 @@ def load_profile(
             seen(path, recording)
     if is_one:
         return symbolize(deferred_as_samples(recordings[0]), symbols)
-    from perf_offcpu.decode.join import JoinOptions
-
     return join_profiles(recordings, symbols, JoinOptions(**joining), merge=merge)
 
 

@@ -14,7 +14,7 @@ from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged, unique_rows
-from perf_offcpu.model.columns import I32, I64, Strings, distinct
+from perf_offcpu.model.columns import I32, I64, Strings, distinct, unambiguous
 from perf_offcpu.model.lookup import NO_MAP, find_mappings, rows_at
 from perf_offcpu.model.profile import Profile, ProfileSamples, Stacks
 from perf_offcpu.model.recording import Recording, SampleColumns, Samples, Spaces
@@ -32,6 +32,7 @@ from perf_offcpu.symbolize.wait_objects.names import with_objects
 _BLOCK = 1 << 18  # rows that are looked up at once
 _MOST_KEPT, _LONGEST_KEPT = 1 << 14, 2000  # names that are kept with their readable form, and characters of both
 
+_UNCHANGED = ("evsels", "comms", "tasks", "budget", "loops", "cgroups", "meta")  # tables of a recording and its profile
 COOKIE = "(cookie)"  # symbol shown for the cookie of a deferred user callchain, as perf script prints it
 
 
@@ -58,6 +59,7 @@ def symbolize(recording: Recording, options: SymbolizeOptions | None = None) -> 
     stack_of = np.append(stack, -1).astype(np.int32)[pair_of]
     waker_stack, none = stack_of[len(samples) :], np.broadcast_to(np.int32(-1), len(samples))
     shared = {name: getattr(samples, name) for name in SampleColumns.columns}
+    paths = zip(recording.dsos.path.tolist(), recording.dsos.build_id.tolist(), strict=True)
     profile = Profile(
         samples=ProfileSamples(
             **shared, stack=stack_of[: len(samples)], waker_stack=waker_stack if len(waker_stack) else none, object=none
@@ -65,15 +67,9 @@ def symbolize(recording: Recording, options: SymbolizeOptions | None = None) -> 
         stacks=Stacks(parent, frame),
         frames=frames,
         strings=strings,
-        evsels=recording.evsels,
-        comms=recording.comms,
-        tasks=recording.tasks,
-        budget=recording.budget,
-        loops=recording.loops,
-        cgroups=recording.cgroups,
-        build_ids=_build_ids(recording),
+        **{name: getattr(recording, name) for name in _UNCHANGED},
+        build_ids=unambiguous((path, strings[build_id]) for path, build_id in paths if build_id),
         losses={**recording.losses, **unresolved},
-        meta=recording.meta,
     )
     return with_objects(profile, recording, options)
 
@@ -105,15 +101,6 @@ def _with_leaves(samples: Samples, callchains: Ragged) -> tuple[Samples, Ragged]
     callchain = samples.callchain.copy()
     callchain[rows] = ids + len(callchains)
     return samples.with_columns(callchain=callchain), Ragged.concat([callchains, unique])
-
-
-def _build_ids(recording: Recording) -> dict[int, str]:
-    """Return path (string number) → build-id in hex; paths under which the recording has several files are left out."""
-    build_ids: dict[int, set[str]] = {}
-    for path, build_id in zip(recording.dsos.path.tolist(), recording.dsos.build_id.tolist(), strict=True):
-        if build_id:
-            build_ids.setdefault(path, set()).add(recording.strings[build_id])
-    return {path: ids.pop() for path, ids in build_ids.items() if len(ids) == 1}
 
 
 def _waker_spaces(samples: Samples, spaces: Spaces) -> I32:

@@ -29,6 +29,7 @@ from perf_offcpu.analysis.times.wakeups import with_wakers
 from perf_offcpu.callpaths.calls import subtree_sums
 from perf_offcpu.callpaths.tree import PathTree, build_paths, with_older
 from perf_offcpu.callpaths.weights import events_of, title_of, unit_of
+from perf_offcpu.convert.encode.text_columns import running_sums
 from perf_offcpu.convert.registry import Options
 from perf_offcpu.losses import by_text
 from perf_offcpu.model.columns import I64, Bool, distinct
@@ -97,10 +98,7 @@ def preorder(tree: PathTree) -> I64:
         above = place[tree.parent[level]]
         sorted_ = np.lexsort((rank[level], above))
         node, above = level[sorted_], above[sorted_]
-        before = np.cumsum(size[node]) - size[node]
-        opens = np.flatnonzero(np.diff(above, prepend=-2))  # the first of each group of siblings
-        family = np.repeat(before[opens], np.diff(opens, append=len(node)))
-        place[node] = above + 1 + before - family
+        place[node] = above + 1 + running_sums(above + 1, size[node])
     return np.argsort(place[:-1], kind="stable")
 
 

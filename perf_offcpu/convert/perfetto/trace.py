@@ -247,7 +247,6 @@ def _previous(track: I64, values: I64) -> I64:
 MOST_CHANGES = 1 << 17
 """Waits of which each change is written."""
 _STEPS = 1 << 16
-_BLOCK = 1 << 15  # events that are encoded at once
 
 
 def counter_packets(timeline: Timeline, wakeups: Wakeups) -> Iterator[bytes]:
@@ -265,7 +264,7 @@ def counter_packets(timeline: Timeline, wakeups: Wakeups) -> Iterator[bytes]:
         time_ns, value = mean_counts(since, until, step_ns) if means else counts(since, until)
         label = f"{name}, mean of each {step_ns / 1000:.1f} us" if means else name
         yield packet(field(60, field(1, uuid) + field(2, label) + field(8, field(3, 2))))
-        for rows in blocks(np.arange(len(time_ns)), _BLOCK):
+        for rows in blocks(np.arange(len(time_ns)), BLOCK):
             values = fixed64(44, value[rows]) if means else numbers(30, value[rows].astype(np.int64))
             yield events(time_ns[rows] + timeline.origin_ns, COUNTER, np.full(len(rows), uuid), values)
 

@@ -71,6 +71,7 @@ _TRACEPOINTS = {
     "sched_wakeup_new": SwitchKind.NEW,
 }
 
+_OF_SAMPLES = "time_ns cpu tid pid callchain ip cpumode cgroup".split()  # columns of Switches that samples have, too
 _IN_INTERRUPT = 0x08 | 0x10  # TRACE_FLAG_HARDIRQ, TRACE_FLAG_SOFTIRQ of common_flags (include/linux/trace_events.h)
 
 _PRINT_FLAG = re.compile(r'\{ ?(0x[0-9a-fA-F]{1,8}|0|[1-9][0-9]{0,8}), ?"(\w)" ?\}')
@@ -196,15 +197,8 @@ def _rows(samples: Samples, kind: SwitchKind) -> Switches:
     return Switches.filled(
         len(samples),
         kind=np.full(len(samples), kind),
-        time_ns=samples.time_ns,
-        cpu=samples.cpu,
-        tid=samples.tid,
-        pid=samples.pid,
         current=samples.tid,
-        callchain=samples.callchain,
-        ip=samples.ip,
-        cpumode=samples.cpumode,
-        cgroup=samples.cgroup,
+        **{name: getattr(samples, name) for name in _OF_SAMPLES},
     )
 
 

@@ -22,6 +22,7 @@ from typing import Final
 
 import numpy as np
 
+from perf_offcpu.binary.fields import NATIVE
 from perf_offcpu.binary.gather import gather_u64
 from perf_offcpu.errors import FormatError
 from perf_offcpu.files import read_kernel, read_regular
@@ -35,13 +36,10 @@ REFERENCES: Final = ("_text", "_stext")
 MAX_BYTES: Final = 1 << 28  # bytes of text that are read: a large kernel with all modules has some 20 MB
 _MAX_MODULE: Final = 64
 _TERMINATE: Final = bytes.maketrans(b"\t\n", b"\0\0")
-_ONES: Final = np.uint64(0x0101010101010101)
-_EVERY_OTHER: Final = {
-    4: np.uint64(0x00FF00FF00FF00FF),
-    8: np.uint64(0x0000FFFF0000FFFF),
-    16: np.uint64(0x00000000FFFFFFFF),
-}
-"""Bits by which a number is shifted to join its neighbour → mask of the results: every other byte, u16, u32."""
+_NO_DIGIT: Final = 16
+_DIGITS: Final = np.full(256, _NO_DIGIT, np.uint8)
+"""uint8[256]: the value of each character as a lower-case hex digit."""
+_DIGITS[list(b"0123456789abcdef")] = range(16)
 
 
 @frozen
@@ -152,26 +150,11 @@ def _has_space(raw: U8, start: I64, end: I64, column: int) -> Bool:
 
 def _hexadecimal(raw: U8, start: I64, width: int) -> tuple[U64, Bool]:
     """Return (uint64[n]: numbers of `width` lower-case hex digits, 8 or 16; bool[n]: False if one is no digit)."""
-    value, sound = np.zeros(len(start), np.uint64), np.ones(len(start), bool)
-    for column in range(0, width, 8):
-        digits, good = _eight_digits(gather_u64(raw, start + column, ">"))
-        value = (value << np.uint64(32)) | digits
-        sound &= good
-    return value, sound
-
-
-def _eight_digits(text: U64) -> tuple[U64, Bool]:
-    """Return (numbers that words of eight hex characters, big-endian, spell; bool[n]: False if one is no digit)."""
-    letter = (text >> np.uint64(6)) & _ONES  # a to f are 0x61 to 0x66, 0 to 9 are 0x30 to 0x39
-    low = text & (_ONES * np.uint64(15))
-    nibble = low + letter * np.uint64(9)
-    sound = (text ^ low) == (_ONES + letter) * np.uint64(0x30)
-    # With 6 more, 0 to 9 stay below 16 and 10 to 15 do not; nothing is 16 already.
-    sound &= ((nibble + _ONES * np.uint64(6)) & (_ONES * np.uint64(16))) == letter * np.uint64(16)
-    sound &= (nibble & (_ONES * np.uint64(16))) == 0
-    for shift in (4, 8, 16):  # pairs of neighbours: 8 nibbles, 4 bytes, 2 halves
-        nibble = (nibble | (nibble >> np.uint64(shift))) & _EVERY_OTHER[shift]
-    return nibble, sound
+    words = gather_u64(raw, (start[:, None] + np.arange(0, width, 8)).ravel(), NATIVE)
+    digits = np.take(_DIGITS, words.view(np.uint8))
+    sound = np.ones(len(start), np.bool_)
+    sound[np.flatnonzero(digits == _NO_DIGIT) // width] = False
+    return (digits[::2] << 4 | digits[1::2]).view(f">u{width // 2}").astype(np.uint64), sound
 
 
 def _modules(raw: U8, name: I64, end: I64) -> tuple[I32, tuple[str, ...]]:

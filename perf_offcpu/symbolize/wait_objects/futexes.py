@@ -89,7 +89,9 @@ def futex_names(
     `facts`: uint16[objects of the recording], ObjectFact. `row`: int32[samples], the object of each sample."""
     rows = np.array(sorted(objects), np.int64)
     space, stack = _usual(rows, row, recording.samples.space), _usual(rows, row, profile.samples.stack)
-    elsewhere = np.array([_is_elsewhere(objects[number].place) for number in rows.tolist()], np.bool_)
+    places = [objects[number].place for number in rows.tolist()]
+    # Heap, stack and shared memory have no variables of a file.
+    elsewhere = np.array([place in ("heap", "stack") or bool(_SHARED.search(place)) for place in places], np.bool_)
     addresses = recording.objects.address[rows]
     variables = find_variables(recording, np.where(elsewhere, -1, space).astype(np.int32), addresses, options.search())
     names = [variable.symbol if variable else "" for variable in variables]
@@ -126,11 +128,6 @@ def _name(object_row: ObjectRow, variable: "Variable | None", file: str, noun: s
     if object_row.place.startswith("/"):
         where = f"{noun} in {_leaf(object_row.place)}"
     return FutexName(f"{where} {object_row.address:#x}{via}", f"{where}{via}", is_shared=False)
-
-
-def _is_elsewhere(place: str) -> bool:
-    """Return True if `place` names memory without variables of a file: heap, stack, shared memory."""
-    return place in ("heap", "stack") or bool(_SHARED.search(place))
 
 
 def _leaf(path: str) -> str:
@@ -230,16 +227,13 @@ def find_variables(recording: Recording, spaces: I32, addresses: U64, search: Se
     rows = _maps_below(recording, spaces, addresses)
     files: dict[int, _File | None] = {}
     for row, address in zip(rows.tolist(), addresses.tolist(), strict=True):
-        if row < 0:
-            variables.append(None)
-            continue
-        dso = int(maps.dso[row])
+        dso = int(maps.dso[row]) if row >= 0 else -1
         if dso not in files:
-            files[dso] = _read(recording, dso, search)
-        file = files[dso]
-        place = None if file is None else _address_in(file.loads, recording, row, address)
-        is_mapped = file is not None and place is not None
-        variables.append(_variable(file, place, int(recording.dsos.path[dso])) if is_mapped else None)  # type: ignore[arg-type]
+            files[dso] = _read(recording, dso, search) if dso >= 0 else None
+        file, variable = files[dso], None
+        if file is not None and (place := _address_in(file.loads, recording, row, address)) is not None:
+            variable = _variable(file, place, int(recording.dsos.path[dso]))
+        variables.append(variable)
     return variables
 
 

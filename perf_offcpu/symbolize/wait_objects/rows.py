@@ -76,9 +76,10 @@ def users_of(recording: Recording, row: I32) -> dict[int, list[User]]:
     key = row[rows].astype(np.int64) << 32 | (samples.pid[rows].astype(np.int64) + 1)
     distinct, inverse = np.unique(key, return_inverse=True)
     reads, writes = (is_in(recording, names)[rows] for names in (_READS, _WRITES))
-    counts = [_counts(inverse, part, len(distinct)) for part in (np.ones(len(rows), np.bool_), reads, writes)]
+    counts = (np.bincount(inverse, part, len(distinct)) for part in (np.ones(len(rows)), reads, writes))
+    columns = (distinct, *(count.astype(np.int64) for count in counts))
     users_by_row: dict[int, list[User]] = {}
-    for pair, *numbers in zip(distinct.tolist(), *counts, strict=True):
+    for pair, *numbers in zip(*(column.tolist() for column in columns), strict=True):
         users_by_row.setdefault(pair >> 32, []).append(User((pair & 0xFFFFFFFF) - 1, *numbers))
     return {row: sorted(users, key=lambda user: (-user.waits, user.pid)) for row, users in users_by_row.items()}
 
@@ -126,11 +127,6 @@ def entries_of(recording: Recording, row: I32) -> tuple[I64, I64, I64]:
     entry_of_sample = np.full(len(row), -1, np.int64)
     entry_of_sample[rows] = inverse
     return distinct >> 32, (distinct & 0xFFFFFFFF) - 1, entry_of_sample
-
-
-def _counts(group_of: I64, chosen: Bool, groups: int) -> list[int]:
-    counts: list[int] = np.bincount(group_of[chosen], minlength=groups).tolist()
-    return counts
 
 
 _MAPPED = "[::ffff:"
@@ -192,8 +188,8 @@ class OtherEnds:
     def of_pipe(self, row: int, pid: int) -> Process | None:
         """Return the process at the other end of a pipe, seen from process `pid`; None if unknown."""
         pipe, users = self._rows[row], self._users.get(row, ())
-        own_end = next((user for user in users if user.pid == pid), User(pid, 0, 0, 0))
-        peers = [user for user in users if user.pid != pid and not _same_end(own_end, user)]
+        end = direction(next((user for user in users if user.pid == pid), None))
+        peers = [user for user in users if user.pid != pid and (end == "with" or direction(user) != end)]
         if peers:
             return self._process(peers[0].pid)
         if pid == pipe.peer_pid and pipe.pid > 0:
@@ -204,11 +200,8 @@ class OtherEnds:
         return None if waker is None else self._process(waker)
 
     def _recorded(self, object_row: ObjectRow) -> Process | None:
-        return (
-            Process(object_row.peer_pid, object_row.peer_comm or self._comm(object_row.peer_pid))
-            if object_row.peer_pid > 0
-            else None
-        )
+        pid = object_row.peer_pid
+        return Process(pid, object_row.peer_comm or self._comm(pid)) if pid > 0 else None
 
     def _process(self, pid: int) -> Process:
         return Process(pid, self._comm(pid))
@@ -231,8 +224,3 @@ def plain(address: str) -> str:
         return address
     host, _, port = address.removeprefix(_MAPPED).partition("]")
     return host + port
-
-
-def _same_end(user: User, other: User) -> bool:
-    words = {direction(user), direction(other)}
-    return len(words) == 1 and "with" not in words
