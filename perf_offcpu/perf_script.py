@@ -26,7 +26,7 @@ from perf_offcpu.binary.gather import Rows, offsets_of
 from perf_offcpu.decode.account import CollectorAccount, is_counters
 from perf_offcpu.decode.batch import Batch, BatchCollector
 from perf_offcpu.decode.deferred import pending_chains
-from perf_offcpu.decode.load import assemble, load_recording, read_tasks
+from perf_offcpu.decode.load import Head, assemble, load_recording, read_tasks
 from perf_offcpu.decode.retype import retype
 from perf_offcpu.decode.samples import is_offcpu
 from perf_offcpu.decode.tasks.columns import SideRecord, task_record
@@ -41,7 +41,6 @@ from perf_offcpu.model.recording import Recording, SampleFlag, Samples
 from perf_offcpu.perfdata.events import Events, EventSpec
 from perf_offcpu.perfdata.features import Features
 from perf_offcpu.perfdata.reader import PerfDataReader
-from perf_offcpu.structs import mutable
 from perf_offcpu.symbolize.options import SymbolizeOptions
 from perf_offcpu.symbolize.symbolizer import symbolize
 from perf_offcpu.unwind.unwinder import unwind
@@ -177,16 +176,6 @@ def profile_of_file(path: str, samples: list[Event], options: SymbolizeOptions) 
     return symbolize(recording, options)
 
 
-@mutable
-class _Head:
-    """Stands for the reader of a recording that perf reads from a pipe: its events, features and counters."""
-
-    events: Events
-    features: Features
-    counters: Losses
-    path: str = "standard input"
-
-
 def recorded_in_pipe(samples: list[Event]) -> Recording:
     """Return a Recording made of perf's samples alone; each thread has the last comm that perf knew."""
     counters, tasks = Losses(), TaskReplay(Strings())
@@ -196,7 +185,7 @@ def recorded_in_pipe(samples: list[Event]) -> Recording:
     for tid, event in last.items():
         fields = {"pid": event["pid"] % 2**32, "tid": tid % 2**32, "comm": event["comm"].encode()}
         tasks.notes.take([task_record(SideRecord(RecordType.COMM, 0, fields))])
-    head = _Head(events, Features({}, "<", counters), counters)
+    head = Head(events, Features({}, "<", counters), counters, "standard input")
     return assemble(head, _batch(samples, events, counters), tasks, CollectorAccount())
 
 

@@ -4,7 +4,6 @@ records are collected, and replayed in time order at the end: every sample gets 
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -34,6 +33,7 @@ from perf_offcpu.perfdata.events import Events, EventSpec
 from perf_offcpu.perfdata.features import BuildId, Features, decoded
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.scan import Chunk
+from perf_offcpu.structs import mutable
 
 _LOSS_CAUSES = {int(RecordType.LOST): losses.LOST_RECORDS, int(RecordType.LOST_SAMPLES): losses.LOST_SAMPLES}
 
@@ -46,8 +46,9 @@ _LARGEST_BLOCK = (32 << 20) - (64 << 10)  # bytes, with malloc's header just bel
 _TIME_CLOCKS = (SoftwareConfig.CPU_CLOCK, SoftwareConfig.TASK_CLOCK)
 
 
-class Head(Protocol):
-    """Parts of a recording other than its records, of a `PerfDataReader` or of the data in `perf script`."""
+@mutable
+class Head:
+    """Holds the parts of a recording other than its records, as a `PerfDataReader` does."""
 
     events: Events
     features: Features
@@ -119,7 +120,7 @@ def note_tasks(chunk: Chunk, reader: PerfDataReader, tasks: TaskReplay) -> None:
             reader.counters.add(cause, sum(record.values["lost"] for record in records))
 
 
-def assemble(head: Head, batch: Batch, tasks: TaskReplay, account: CollectorAccount) -> Recording:
+def assemble(head: Head | PerfDataReader, batch: Batch, tasks: TaskReplay, account: CollectorAccount) -> Recording:
     """Return the Recording of samples and side-band records (noted in `tasks`), each sample with comm and space."""
     if losses.RECORDS_UNWRITTEN in account.counted:  # where compressed, the file ends within one of them
         head.counters.pop(losses.FILE_CUT, None)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""perf-offcpu record: record waits of threads and on-CPU samples into one perf.data. `arguments` declares the options,
-and `options` makes a `RecordOptions` of them. This module runs the recording and prints its summary in perf's form."""
+"""perf-offcpu record: record waits of threads and on-CPU samples into one perf.data. This module declares the options,
+with the names of `perf record` where it has them, runs the recording and prints its summary in perf's form; `options`
+makes a `RecordOptions` of them."""
 
 import argparse
 import contextlib
@@ -11,21 +12,24 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Self, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from perf_offcpu import losses
 from perf_offcpu.collect.system.privileges import READING, keep_capabilities
-from perf_offcpu.commands.record.arguments import add_arguments
-from perf_offcpu.commands.record.options import options_of, with_rights
-from perf_offcpu.commands.shared.parsers import accept_without_effect, add_verb
+from perf_offcpu.commands.record.options import MAX_COMPRESSION_LEVEL, options_of, with_rights
+from perf_offcpu.commands.shared.parsers import LIST, accept_without_effect, add_options, add_verb
 from perf_offcpu.errors import PerfOffcpuError
 from perf_offcpu.files import read_kernel
+from perf_offcpu.structs import Closing
 from perf_offcpu.text import printable
 
 if TYPE_CHECKING:
     from perf_offcpu.collect.summary import Summary
 
 
+_ON: Final[dict[str, Any]] = {"action": argparse.BooleanOptionalAction, "default": True}
+_NUMBER: Final[dict[str, Any]] = {"type": int, "default": 0}
+_TASK_RATE: Final[dict[str, Any]] = {"type": int, "default": 4, "choices": range(6)}
 _CLEAR = "\r\x1b[K"
 _DEFAULT_WIDTH = 80
 
@@ -35,7 +39,49 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     usage = "perf-offcpu record [OPTIONS] [-a | -p PIDS | -t TIDS] [-u USERS] [-- COMMAND [ARGS]]"
     parser = add_verb(subparsers, "record", usage=usage)
     accept_without_effect(parser, "record")
-    add_arguments(parser)
+    _add_arguments(parser)
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    from perf_offcpu.collect.bpf.config import ShortWaits
+
+    targets = parser.add_argument_group("target: whose waits are recorded")
+    add_options(targets, "record.targets", cgroup=LIST)
+    events = parser.add_argument_group("events and stacks")
+    one_of = events.add_mutually_exclusive_group()
+    add_options(one_of, "record.which_waits", off_cpu_thresh={"default": "1"})
+    add_options(events, "record.events", event={"action": "append"})
+    add_options(events.add_mutually_exclusive_group(), "record.rate", count={"type": int})
+    add_options(
+        events,
+        "record.stacks",
+        kernel_callchains=_ON,
+        call_graph={"default": "auto"},
+        task_rate=_TASK_RATE,
+        goroutines={"action": argparse.BooleanOptionalAction, "default": None},
+    )
+    add_options(
+        parser.add_argument_group("waits"),
+        "record.waits",
+        short_waits={"choices": [choice.value for choice in ShortWaits], "default": ShortWaits.SAMPLED.value},
+        min_block={"default": "0"},
+        max_rate=_NUMBER,
+        switch_states={"default": "S,D,I,T,t,Q"},
+        **dict.fromkeys(("wakers", "objects", "object_names", "budget"), _ON),
+    )
+    recording = parser.add_argument_group("recording")
+    add_options(recording, "record.output", output={"default": "perf.data"})
+    level: dict[str, Any] = {"dest": "compression_level", "action": "store_const"}
+    for number in range(MAX_COMPRESSION_LEVEL + 1):  # attached, as in perf: a word after -z is the command
+        recording.add_argument(f"-z{number}", help=argparse.SUPPRESS, const=number, **level)
+    details = dict.fromkeys(("compression_level", "switch_max_files", "realtime", "until_exit"), _NUMBER)
+    details |= {
+        "ready_fd": {"type": int},
+        "switch_output": {"nargs": "?", "const": "signal"},
+        "z": level | {"const": 1},
+    }
+    add_options(recording, "record.recording", **details)
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -136,7 +182,7 @@ def _say(text: str) -> None:
         print(text, file=sys.stderr)
 
 
-class LiveLine:
+class LiveLine(Closing):
     """Shows a status line on a terminal; other output and the end of the context remove it."""
 
     def __init__(self, out: TextIO) -> None:
@@ -158,19 +204,14 @@ class LiveLine:
 
     def say(self, text: str) -> None:
         """Remove the status line and print a line that stays."""
-        self._clear()
+        self.close()
         print(text, file=self._out, flush=True)
 
-    def _clear(self) -> None:
+    def close(self) -> None:
+        """Remove the status line."""
         if self._shown:
             print(_CLEAR, end="", file=self._out, flush=True)
         self._shown = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._clear()
 
 
 _MOST_IDLE_S: Final = 10.0

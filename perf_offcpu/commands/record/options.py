@@ -18,7 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from perf_offcpu.commands.record.arguments import MAX_COMPRESSION_LEVEL
 from perf_offcpu.commands.shared.files import STDOUT
 from perf_offcpu.commands.shared.parsers import duration_s
 from perf_offcpu.commands.shared.streams import stdout_is_closed
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from perf_offcpu.collect.targets import Target
 
 
+MAX_COMPRESSION_LEVEL = 22
 _LONGEST = "1000000s"
 _MOST_RATE = 10**9
 _SWITCHES = "all_cgroups wakers waker_stacks objects object_names lock_owners budget goroutines".split()

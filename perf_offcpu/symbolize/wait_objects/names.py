@@ -79,27 +79,30 @@ def with_objects(profile: Profile, recording: Recording, options: SymbolizeOptio
     namer = _Namer(object_of, users, ends, futex_names(profile, recording, futexes, facts, row, options), takers)
     entries = list(zip(rows.tolist(), pids.tolist(), strict=True))
     named = [namer.name(*entry) for entry in entries]
-    named += [_Named(name, name) for name, _, _ in bare]
-    strings, table = profile.strings, recording.objects
-    entry_rows, no = np.append(rows, [-1] * len(bare)), [False] * len(bare)
-    addresses = [_addresses(object_of[row]) for row in rows.tolist()] + [("", "")] * len(bare)
-    objects = Objects.filled(
-        len(named),
-        kind=[*table.kind[rows].tolist(), *(kind for _, kind, _ in bare)],
-        name=strings.intern_all(_apart(named)),
-        stable=strings.intern_all(thing.stable for thing in named),
-        protocol=np.append(table.protocol, np.uint32(0))[entry_rows],
+    strings, table, things = profile.strings, recording.objects, [object_of[row] for row in rows.tolist()]
+    names = strings.intern_all(_apart([*named, *(_Named(name, name) for name, _, _ in bare)]))
+    stable = strings.intern_all(thing.stable for thing in named)
+    addresses = [_addresses(thing) for thing in things]
+    own = Objects.filled(
+        len(rows),
+        kind=table.kind[rows],
+        name=names[: len(rows)],
+        stable=stable,
+        protocol=table.protocol[rows],
         local=strings.intern_all(local for local, _ in addresses),
         remote=strings.intern_all(remote for _, remote in addresses),
         shared=[thing.is_shared for thing in named],
-        connected=[*(_is_connected(object_of[row]) for row in rows.tolist()), *no],
-        inward=[*(namer.is_inward(*entry) for entry in entries), *no],
-        facts=np.append(facts, np.uint16(0))[entry_rows],
-        pid=np.append(table.pid, np.int32(-1))[entry_rows],
-        address=np.append(table.address, np.uint64(0))[entry_rows],
-        peer_pid=np.append(table.peer_pid, np.int32(-1))[entry_rows],
+        connected=[_is_connected(thing) for thing in things],
+        inward=[namer.is_inward(*entry) for entry in entries],
+        facts=facts[rows],
+        **{column: getattr(table, column)[rows] for column in ("pid", "address", "peer_pid")},
     )
-    objects.facts |= facts_by_enders(recording, entry_of_sample, entry_rows, objects, strings)
+    others = names[len(rows) :]
+    objects = Objects.concat(
+        [own, Objects.filled(len(bare), kind=[kind for _, kind, _ in bare], name=others, stable=others)]
+    )
+    of_entry = np.append(rows, np.full(len(bare), -1))
+    objects.facts |= facts_by_enders(recording, entry_of_sample, of_entry, objects, strings)
     for number, (_, _, mask) in enumerate(bare, len(rows)):
         entry_of_sample = np.where(mask, number, entry_of_sample)
     samples = profile.samples.with_columns(object=entry_of_sample.astype(np.int32))

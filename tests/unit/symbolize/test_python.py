@@ -24,7 +24,7 @@ from perf_offcpu.model.columns import Strings
 from perf_offcpu.model.profile import Frames
 from perf_offcpu.model.recording import Recording, SampleFlag, Samples
 from perf_offcpu.objects.elf.image import open_elf
-from perf_offcpu.symbolize.interpreter_part import interpreter_part
+from perf_offcpu.symbolize.calls import interpreter_part
 from perf_offcpu.symbolize.python import with_places
 
 BLOCKED = SampleFlag.OFFCPU | SampleFlag.STILL_BLOCKED
