@@ -62,8 +62,8 @@ def _believed() -> dict[str, str]:
     """Return the variables that are allowed in any case, and HOME of root's passwd entry."""
     import pwd
 
-    allowed = {name: value for name, value in os.environ.items() if name in ALLOWED}
-    harmless = {name: value for name, value in allowed.items() if name in _ANY_TEXT or _NAME.fullmatch(value)}
+    allowed = ((name, value) for name, value in os.environ.items() if name in ALLOWED)
+    harmless = {name: value for name, value in allowed if name in _ANY_TEXT or _NAME.fullmatch(value)}
     return {**harmless, "HOME": pwd.getpwuid(0).pw_dir}
 
 

@@ -157,7 +157,6 @@ def _input_of(argv: Sequence[str]) -> str | None:
 
 
 def _perf_command_line() -> list[str]:
-    """Return the arguments of the process that this script runs in."""
     with open("/proc/self/cmdline", "rb") as file:
         return [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
 

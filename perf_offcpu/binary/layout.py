@@ -21,20 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from perf_offcpu.binary.fields import (
-    BYTE,
-    REST,
-    STRING,
-    TEXT,
-    U32,
-    Buffer,
-    Field,
-    Int,
-    Neighbours,
-    Order,
-    Shape,
-    Special,
-)
+from perf_offcpu.binary.fields import REST, U32, Buffer, Field, Int, Neighbours, Order, Shape, Special
 from perf_offcpu.errors import LayoutError
 
 
@@ -166,7 +153,7 @@ def _fixed_code(field: Field) -> str | None:
     """Return the struct code of a field that every record of its shape has, None for other fields."""
     if field.where is not None:
         return None
-    if field.type is BYTE and isinstance(field.count, int | None):
+    if field.type is Special.BYTE and isinstance(field.count, int | None):
         return f"{1 if field.count is None else field.count}s"
     return field.type.code if isinstance(field.type, Int) and field.count is None else None
 
@@ -214,15 +201,15 @@ class _Reader:
         return field.items(self.shape, self.values) or 0
 
     def _special(self, field: Field) -> bytes:
-        if field.type is TEXT:
+        if field.type is Special.TEXT:
             size = self.end - self.at
-        elif field.type is STRING:
+        elif field.type is Special.STRING:
             size = self._ints(U32, 1, field.name)[0]
         else:
             size = 1 if field.count is None else self._count(field)
         start = self._claim(size, field.name)
         content = bytes(self.data[start : start + size])
-        return content if field.type is BYTE else content.split(b"\0", 1)[0]
+        return content if field.type is Special.BYTE else content.split(b"\0", 1)[0]
 
     def _nested(self, field: Field, layout: Layout) -> Any:
         if field.count is None:
@@ -257,9 +244,9 @@ def _pack_field(field: Field, values: Mapping[str, Any], order: Order, shape: Sh
 
 
 def _pack_special(field: Field, value: bytes, order: Order, wanted: int | None) -> bytes:
-    if field.type is TEXT:
+    if field.type is Special.TEXT:
         return value + bytes(8 - len(value) % 8)  # always at least one NUL
-    if field.type is STRING:
+    if field.type is Special.STRING:
         padded = value + bytes(64 - len(value) % 64)
         return struct.pack(f"{order}I", len(padded)) + padded
     size = len(value) if wanted is None else wanted
@@ -270,7 +257,7 @@ def _pack_special(field: Field, value: bytes, order: Order, wanted: int | None) 
 
 def _fixed_count(name: str, field: Field, shape: Shape) -> int:
     count = 1 if field.count is None else field.items(shape, {})
-    if count is None or field.type in (TEXT, STRING) or field.where is not None:
+    if count is None or field.type in (Special.TEXT, Special.STRING) or field.where is not None:
         raise LayoutError(f"{name}: the size of {field.name} depends on the record")
     return count
 

@@ -33,7 +33,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[Any]:
-    """Yield argparse's actions of a verb and of its subverbs."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for own in action.choices.values():

@@ -178,7 +178,6 @@ def convert(args: argparse.Namespace, load: Callable[[Options], tuple[Profile, O
 
 
 def _warn(format_: Format, output: str) -> None:
-    """Warn of a file that is too large for the viewers of its format."""
     # direct: asks for the size that is shown
     size, most = os.path.getsize(output) if os.path.isfile(output) else 0, format_.most_bytes
     if size > most > 0:
@@ -191,7 +190,6 @@ def _warn(format_: Format, output: str) -> None:
 
 
 def _chosen(args: argparse.Namespace, profile: Profile) -> Profile:
-    """Return the samples of the events that the command line names."""
     from perf_offcpu.analysis.selection.select import select_events
     from perf_offcpu.analysis.times.wall_clock import wall_clock
 

@@ -66,7 +66,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _segments(args: argparse.Namespace, seconds: float, first_s: float) -> Segments | AgentSegments:
-    """Return the source of intervals: a recorder, or a running agent."""
     words = _words(args)
     if args.agent is None:
         from perf_offcpu.top.segments import Segments

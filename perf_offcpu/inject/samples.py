@@ -26,19 +26,11 @@ from perf_offcpu.decode.retype import COLUMNS, FLAGS_OF_KIND, FLAGS_OF_LOST, FLA
 from perf_offcpu.decode.samples import is_offcpu, model_samples, sample_columns, samples_by_event
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged
-from perf_offcpu.model.columns import I64, U8, Bool
+from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.recording import Samples
 from perf_offcpu.perfdata.events import NO_TIME, Events, EventSpec, sample_times
 from perf_offcpu.perfdata.scan import Chunk
-from perf_offcpu.perfdata.write.columns import (
-    Column,
-    Pieces,
-    chunk_of_samples,
-    pack_columns,
-    sample_records,
-    sample_sizes,
-    woven,
-)
+from perf_offcpu.perfdata.write.columns import Column, Pieces, pack_columns, sample_chunk, sample_sizes, woven
 from perf_offcpu.perfdata.write.writer import RECORD_SIZE_MAX
 from perf_offcpu.structs import mutable
 
@@ -96,7 +88,7 @@ class SampleBatch:
             fields["callchain"] = (self.chains.offsets, self.chains.values)
             fields["callchain_nr"] = self.chains.lengths
             if self.extensions is not None:
-                fields |= raw_fields(payloads(self.samples, self.chains, self.extensions, self.order))
+                fields |= payloads(self.samples, self.chains, self.extensions, self.order)
         return fields
 
 
@@ -111,11 +103,6 @@ def model_fields(samples: Samples) -> dict[str, NDArray[Any]]:
         "period": samples.period.view(np.uint64),
         "cgroup": samples.cgroup,
     }
-
-
-def raw_fields(payload: tuple[I64, U8]) -> dict[str, Column]:
-    """Return RAW's columns for (offsets, bytes) of whole words; 4 zeros more make raw_size and raw whole words, too."""
-    return {"raw": payload, "raw_size": np.diff(payload[0]) + 4}
 
 
 Stage = Callable[[SampleBatch], SampleBatch]
@@ -196,8 +183,7 @@ class SampleRewriter:
             self.done.losses.add(losses.BAD_SAMPLE, int(too_large.sum()))
             batch = batch.take(~too_large)
             fields = batch.fields()
-        records = sample_records(shape, batch.miscs, fields, len(batch), batch.order)
-        return batch, chunk_of_samples(*records, batch.miscs)
+        return batch, sample_chunk(shape, batch.miscs, fields, len(batch), batch.order)
 
 
 def is_untimed(chunk: Chunk, rows: I64, events: Events, number: int) -> Bool:
@@ -215,8 +201,9 @@ _PAYLOAD = Layout(abi.PAYLOAD.name, *abi.PAYLOAD.fields, Field("extension", U64,
 _EXTENSION = Layout(abi.EXTENSION.name, *abi.WHOLE_EXTENSION, Field("waker_chain", U64, count="waker_nr"))
 
 
-def payloads(samples: Samples, chains: Ragged, extensions: Ragged, order: Order) -> tuple[I64, U8]:
-    """Return (offsets int64[n + 1], bytes) of the payloads of n samples, their callchains and extensions."""
+def payloads(samples: Samples, chains: Ragged, extensions: Ragged, order: Order) -> dict[str, Any]:
+    """Return RAW's columns with the payloads of n samples, their callchains and extensions. The payloads are whole
+    words; 4 zeros more make raw_size and raw whole words, too."""
     columns: dict[str, Column] = {
         "pid": samples.pid.view(np.uint32),
         "tid": samples.tid.view(np.uint32),
@@ -225,7 +212,8 @@ def payloads(samples: Samples, chains: Ragged, extensions: Ragged, order: Order)
         "cgroup": samples.cgroup,
         "extension": (extensions.offsets, extensions.values),
     }
-    return pack_columns(_PAYLOAD, columns, len(samples), order)
+    payload = pack_columns(_PAYLOAD, columns, len(samples), order)
+    return {"raw": payload, "raw_size": np.diff(payload[0]) + 4}
 
 
 def with_walk_ends(extensions: Ragged, rows: I64, is_cut: Bool, order: Order) -> Ragged:

@@ -40,7 +40,6 @@ from perf_offcpu.inject.samples import (
     made_extensions,
     model_fields,
     payloads,
-    raw_fields,
     recorded_extensions,
     with_walk_ends,
 )
@@ -52,7 +51,7 @@ from perf_offcpu.model.recording import Evsel, SampleFlag, Samples, Tasks
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.scan import Chunk
-from perf_offcpu.perfdata.write.columns import Column, chunk_of_samples, sample_records
+from perf_offcpu.perfdata.write.columns import Column, sample_chunk
 from perf_offcpu.perfdata.write.writer import RECORD_SIZE_MAX
 from perf_offcpu.structs import frozen
 from perf_offcpu.unwind.unwinder import Unwinder, Unwound
@@ -242,7 +241,6 @@ def _records(samples: Samples, callchains: Ragged, spec: EventSpec, order: Order
         **dict.fromkeys(("addr", "stream_id", "cpu_res"), 0),
         **model_fields(samples),
         "callchain": (chains.offsets, chains.values),
-        **raw_fields(payloads(samples, chains, made_extensions(samples, wakers, order), order)),
+        **payloads(samples, chains, made_extensions(samples, wakers, order), order),
     }
-    miscs = samples.cpumode.astype(np.uint16)
-    return chunk_of_samples(*sample_records(spec.shape, miscs, columns, len(samples), order), miscs)
+    return sample_chunk(spec.shape, samples.cpumode.astype(np.uint16), columns, len(samples), order)

@@ -50,11 +50,6 @@ class TextOptions:
     call_graph: bool = True  # whole stacks. Default: yes; else the innermost frame, on the sample's line
     full_source_path: bool = False  # source files with their directories. Default: names only, as in perf
 
-    @property
-    def digits(self) -> int:
-        """Decimals of times."""
-        return 9 if self.nanoseconds else 6
-
 
 def write(profile: Profile, out: IO[str], options: TextOptions | None = None) -> None:
     """Write all samples of a profile, symbolized with `keep_ips`, by time; evsel -1: of `decode.deferred`."""
@@ -84,7 +79,7 @@ class _Printer:
     """Formats blocks of samples of one profile with one choice of fields."""
 
     def __init__(self, profile: Profile, options: TextOptions) -> None:
-        self._profile, self._digits, self._fields = profile, options.digits, options.fields
+        self._profile, self._digits, self._fields = profile, 9 if options.nanoseconds else 6, options.fields
         self._frames = FrameTexts(profile, options.fields, full_paths=options.full_source_path)
         has_own = self._fields.has(*OWN_FIELDS)
         self._waits = WaitTexts(profile, self._fields, self._digits) if has_own else None
@@ -332,7 +327,6 @@ def _ids_text(pids: I32, tids: I32) -> list[str]:
 
 
 def _word(text: str) -> str:
-    """Return a text as one word; `-` for none."""
     return printable(text).replace(" ", "_") or UNKNOWN_VALUE
 
 

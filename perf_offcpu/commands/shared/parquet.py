@@ -50,7 +50,6 @@ def write_dataset(args: argparse.Namespace) -> int:
 
 
 def _jobs(args: argparse.Namespace) -> int:
-    """Return the number of recordings that are written at the same time."""
     if args.jobs is None:
         return len(os.sched_getaffinity(0))
     if not 0 < args.jobs <= _MOST_JOBS:
@@ -99,7 +98,6 @@ def _outcome(args: argparse.Namespace, path: str) -> _Outcome:
 
 
 def _write(args: argparse.Namespace, path: str) -> str:
-    """Write one recording and return a sentence on the result."""
     from perf_offcpu.dataset.dataset import open_dataset
     from perf_offcpu.dataset.rows import host_of
     from perf_offcpu.dataset.segment import write_segment

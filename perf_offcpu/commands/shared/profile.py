@@ -34,6 +34,9 @@ _KEPT += "time state min_dur object lock".split()
 """Options that the command in the verdict repeats."""
 _OF_PATH = {"--comm", "--pid", "--tid", "--time"}  # options that name the thread and time of a critical path
 
+_OF_SYMBOLS = "kallsyms vmlinux symfs buildid_dir inline srcline force".split()
+"""Options of the command line that `SymbolizeOptions` has under the same name."""
+
 IDLE_CHOICES: Final[dict[str, Any]] = {"choices": ("show", "hide", "only"), "default": "show"}
 _SHOWN = ("pid", "tid", "state")  # options of the selection that may show a detail instead
 
@@ -162,15 +165,7 @@ def symbol_options(args: argparse.Namespace) -> SymbolizeOptions:
     if args.symfs is not None and not os.path.isdir(args.symfs):  # direct: a question about an option
         raise UsageError(f"--symfs {args.symfs}: there is no such directory")
     return SymbolizeOptions(
-        demangle=not args.no_demangle,
-        kallsyms=args.kallsyms,
-        vmlinux=args.vmlinux,
-        symfs=args.symfs,
-        buildid_dir=args.buildid_dir,
-        inline=args.inline,
-        srcline=args.srcline,
-        force=args.force,
-        cache=DiskCache.usual(),
+        demangle=not args.no_demangle, cache=DiskCache.usual(), **{name: getattr(args, name) for name in _OF_SYMBOLS}
     )
 
 

@@ -145,7 +145,6 @@ def _quoted(text: str) -> str:
 
 
 def _drawn(dot: str) -> str:
-    """Return the picture that graphviz makes of DOT text."""
     program = shutil.which("dot")
     if program is None:
         raise CapabilityError("--svg needs graphviz's dot", "install it (Debian: graphviz), or write --callgraph dot")

@@ -32,15 +32,7 @@ from perf_offcpu.convert.encode import protobuf
 from perf_offcpu.convert.encode.protobuf import Rows, constant, field, fixed64, from_bytes, joined, numbers
 from perf_offcpu.convert.encode.text_columns import blocks, path_texts, running_sums
 from perf_offcpu.convert.perfetto import packets
-from perf_offcpu.convert.perfetto.packets import (
-    BLOCKED_UUID,
-    COUNTER,
-    RUNNABLE_UUID,
-    SLICE_BEGIN,
-    SLICE_END,
-    events,
-    packet,
-)
+from perf_offcpu.convert.perfetto.packets import SLICE_BEGIN, SLICE_END, events, packet
 from perf_offcpu.convert.registry import Options
 from perf_offcpu.convert.wait_details import details_of
 from perf_offcpu.model.columns import I64, distinct
@@ -254,8 +246,8 @@ def counter_packets(timeline: Timeline, wakeups: Wakeups) -> Iterator[bytes]:
     waits = timeline.waits
     begin, queued, end = timeline.begin_ns[waits], wakeups.queued_ns[waits], timeline.end_ns[waits]
     for uuid, name, opens, closes in (
-        (BLOCKED_UUID, "threads blocked", begin, queued),
-        (RUNNABLE_UUID, "threads runnable", queued, end),
+        (packets.BLOCKED_UUID, "threads blocked", begin, queued),
+        (packets.RUNNABLE_UUID, "threads runnable", queued, end),
     ):
         lasts = opens < closes
         since, until = opens[lasts], closes[lasts]
@@ -266,7 +258,7 @@ def counter_packets(timeline: Timeline, wakeups: Wakeups) -> Iterator[bytes]:
         yield packet(field(60, field(1, uuid) + field(2, label) + field(8, field(3, 2))))
         for rows in blocks(np.arange(len(time_ns)), BLOCK):
             values = fixed64(44, value[rows]) if means else numbers(30, value[rows].astype(np.int64))
-            yield events(time_ns[rows] + timeline.origin_ns, COUNTER, np.full(len(rows), uuid), values)
+            yield events(time_ns[rows] + timeline.origin_ns, packets.COUNTER, np.full(len(rows), uuid), values)
 
 
 def counts(since: I64, until: I64) -> tuple[I64, NDArray[np.float64]]:

@@ -186,12 +186,14 @@ def woven(parts: Sequence[tuple[I64, Chunk]]) -> Chunk:
     return Chunk(data, offsets[:-1], types[order], miscs[order], sizes[order], file_offset=0)
 
 
-def chunk_of_samples(offsets: I64, data: NDArray[np.uint8], miscs: NDArray[np.uint16]) -> Chunk:
-    """Return a chunk of n SAMPLE records with `offsets` int64[n + 1] and bytes as `sample_records` returns them."""
-    count = len(offsets) - 1
+def sample_chunk(
+    shape: SampleShape, miscs: NDArray[np.uint16], columns: Mapping[str, Column], count: int, order: Order
+) -> Chunk:
+    """Return a chunk of the records that `sample_records` writes."""
+    offsets, data = sample_records(shape, miscs, columns, count, order)
     types = np.full(count, RecordType.SAMPLE, np.uint32)
     room = data if len(data) else np.zeros(_ROOM, np.uint8)
-    return Chunk(room, offsets[:-1], types, miscs.astype(np.uint16), np.diff(offsets), file_offset=0)
+    return Chunk(room, offsets[:-1], types, miscs, np.diff(offsets), file_offset=0)
 
 
 def bytes_of(chunk: Chunk) -> memoryview:

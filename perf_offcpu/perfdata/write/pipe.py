@@ -16,11 +16,11 @@ from perf_offcpu.abi.attr import ATTR_SIZE_PERF_6_1
 from perf_offcpu.abi.features import MAGIC, PIPE_HEADER, PIPE_HEADER_SIZE, Feature
 from perf_offcpu.abi.records import EVENT_UPDATE_NAME, HEADER_ATTR_IDS, Misc, RecordType
 from perf_offcpu.binary.fields import NATIVE, Buffer, Order, padding
-from perf_offcpu.errors import RecordingError, UsageError
+from perf_offcpu.errors import UsageError
 from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.features import BUILD_ID_BYTES, BuildId, Features, encoded
-from perf_offcpu.perfdata.write.writer import RECORD_SIZE_MAX, frame_record, pack_record, write_all
+from perf_offcpu.perfdata.write.writer import RECORD_SIZE_MAX, frame_record, naming, pack_record, write_all
 
 _HEAD = 8
 _MAX_IDS = (RECORD_SIZE_MAX - _HEAD - ATTR_SIZE_PERF_6_1) // 8
@@ -117,9 +117,5 @@ class PipeWriter:
         return pack_record(kind, misc, values, order=self.order)
 
     def _write(self, pieces: Sequence[Buffer]) -> None:
-        try:
+        with naming(self.path):
             write_all(self._fd, pieces)
-        except BrokenPipeError:
-            raise
-        except OSError as problem:
-            raise RecordingError(f"{self.path}: cannot write the recording: {problem.strerror}") from None

@@ -13,7 +13,7 @@ Source: tools/perf/util/header.c: perf_session__do_write_header(), perf_header__
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -45,7 +45,8 @@ class FileWriter:
         attrs = self._attr_entries(FILE_HEADER_SIZE)
         self.data_offset = self._attrs_at + len(attrs)
         self.data_size = 0  # bytes of whole records appended so far
-        self._write([self._header(data_size=0, bits=()), ids, attrs])
+        with naming(path):
+            write_all(fd, [self._header(data_size=0, bits=()), ids, attrs])
 
     def append(self, *pieces: Buffer) -> None:
         """Append whole records. If the disk is too full for all, the first ones stay, and FileFullError is raised."""
@@ -61,7 +62,8 @@ class FileWriter:
             with contextlib.suppress(OSError):  # a device that cannot be cut stays as it is
                 os.ftruncate(self._fd, end)
                 os.lseek(self._fd, end, os.SEEK_SET)
-            raise FileFullError(str(self._failure(problem)), taken, records) from None
+            text = f"{self.path}: cannot write the recording: {problem.strerror}"
+            raise FileFullError(text, taken, records) from None
         self.data_size += sum(map(len, pieces))
 
     def finish(self, features: Mapping[int, bytes]) -> None:
@@ -74,15 +76,13 @@ class FileWriter:
         offset = self.data_offset + self.data_size + len(bits) * SECTION.size()
         sections = zip(accumulate(map(len, bodies), initial=offset), map(len, bodies), strict=False)
         table = [SECTION.pack({"offset": begin, "size": size}, self.order) for begin, size in sections]
-        self._write([*table, *bodies])
-        try:
+        with naming(self.path):
+            write_all(self._fd, [*table, *bodies])
             ids = self._ids()
             if ids != self._first_ids:  # more of them now: at the end of the file
                 write_all(self._fd, [ids])
                 os.pwrite(self._fd, self._attr_entries(offset + sum(map(len, bodies))), self._attrs_at)
             os.pwrite(self._fd, self._header(self.data_size, bits), 0)
-        except OSError as problem:
-            raise self._failure(problem) from None
 
     def learn_ids(self, events: Sequence[EventSpec]) -> None:
         """Replace the events by the same ones with more ids, of new CPUs; `finish` writes them."""
@@ -110,14 +110,16 @@ class FileWriter:
             offset += section["size"]
         return b"".join(entries)
 
-    def _write(self, pieces: Sequence[Buffer]) -> None:
-        try:
-            write_all(self._fd, pieces)
-        except OSError as problem:
-            raise self._failure(problem) from None
 
-    def _failure(self, problem: OSError) -> RecordingError:
-        return RecordingError(f"{self.path}: cannot write the recording: {problem.strerror}")
+@contextlib.contextmanager
+def naming(path: str) -> Iterator[None]:
+    """Let an OSError in the block become a RecordingError that names the recording; BrokenPipeError stays."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as problem:
+        raise RecordingError(f"{path}: cannot write the recording: {problem.strerror}") from None
 
 
 def write_all(fd: int, pieces: Sequence[Buffer]) -> None:

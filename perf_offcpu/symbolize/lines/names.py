@@ -83,7 +83,6 @@ def load_lines(path: str, build_id: bytes, search: Search, seconds: float = SECO
 
 
 def _table(dwarf: ElfImage, cache: DiskCache | None, seconds: float) -> Symcache:
-    """Return the table of a file, from the cache if it is kept there."""
     name = cache_name(KIND, dwarf.build_id, dwarf.source.identity)
     columns = cache.read(name) if cache else None
     if columns is None or not columns.keys() >= {"symcache", "has_lines"}:

@@ -62,17 +62,14 @@ class Symcache:
             problem = f"version {header['version']} is not {VERSION}: another release of symbolic made it"
             raise FormatError(path, "source line table", problem)
         self._at, self._data, self._path = _HEADER.size(), data, path
-        self._files = self._table(_FILE, header["num_files"])
-        self._functions = self._table(_FUNCTION, header["num_functions"])
-        locations = self._table(_LOCATION, header["num_source_locations"])
+        self._files = self._take(_FILE.dtype("<"), header["num_files"])
+        self._functions = self._take(_FUNCTION.dtype("<"), header["num_functions"])
+        locations = self._take(_LOCATION.dtype("<"), header["num_source_locations"])
         self._locations = {name: locations[name] for name in locations.dtype.names or ()}
         self._starts = self._take("<u4", header["num_ranges"])
         self._strings = self._take("|u1", header["string_bytes"]).tobytes()
         if len(self._starts) > len(locations):
             raise FormatError(path, "source line table", "more code ranges than source locations")
-
-    def _table(self, layout: Layout, rows: int) -> NDArray[Any]:
-        return self._take(layout.dtype("<"), rows)
 
     def _take(self, dtype: Any, items: int) -> NDArray[Any]:
         kind = np.dtype(dtype)

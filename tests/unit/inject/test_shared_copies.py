@@ -123,7 +123,7 @@ def test_payloads_are_read_as_they_are_written(order: Order) -> None:
         flags=[SampleFlag.OFFCPU | SampleFlag.PREEMPTED, SampleFlag.OFFCPU | SampleFlag.AGGREGATED],
     )  # fmt: skip
     chains, wakers = Ragged.from_lists([[2**64 - 512, 1], []]), Ragged.from_lists([[], [2**64 - 128, 2]])
-    offsets, data = payloads(samples, chains, made_extensions(samples, wakers, order), order)
+    offsets, data = payloads(samples, chains, made_extensions(samples, wakers, order), order)["raw"]
     raw = {"raw": Rows(offsets[:-1], np.diff(offsets), 1)}
     batch, valid = retype(data, Columns(np.ones(2, np.bool_), {}, raw), samples, order, Losses())
     assert valid.all() and not batch.from_upstream.any()

@@ -26,7 +26,7 @@ from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.features import BuildId, build_id_body, event_desc_body
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.scan import Chunk, Scanner
-from perf_offcpu.perfdata.write.columns import bytes_of, chunk_of_samples, sample_records, woven
+from perf_offcpu.perfdata.write.columns import bytes_of, sample_chunk, woven
 from perf_offcpu.perfdata.write.pipe import PipeWriter
 from perf_offcpu.perfdata.write.writer import frame_record
 
@@ -89,11 +89,11 @@ def test_samples_as_a_chunk() -> None:
     miscs = np.array([1, 2], np.uint16)
     for order in ("<", ">"):
         columns: dict[str, Any] = {"time": np.array([5, 6]), "raw": raw}
-        chunk = chunk_of_samples(*sample_records(shape, miscs, columns, 2, order), miscs)
+        chunk = sample_chunk(shape, miscs, columns, 2, order)
         again = scanned(bytes(bytes_of(chunk)), order)
         for name in ("starts", "types", "miscs", "sizes"):
             assert getattr(chunk, name).tolist() == getattr(again, name).tolist()
-    none = chunk_of_samples(np.zeros(1, np.int64), np.empty(0, np.uint8), miscs[:0])
+    none = sample_chunk(shape, miscs[:0], {"time": [], "raw": (np.zeros(1, np.int64), raw[1][:0])}, 0, "<")
     assert (len(none), bytes(bytes_of(none))) == (0, b"")
 
 
