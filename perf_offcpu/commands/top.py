@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from perf_offcpu.commands.shared.parsers import LIST, add_options, add_verb
-from perf_offcpu.commands.shared.streams import columns, write_lines
+from perf_offcpu.commands.shared.streams import columns, limit_from_args, write_lines
 from perf_offcpu.errors import PerfOffcpuError, UsageError
 from perf_offcpu.units import parse_time
 
@@ -149,8 +149,7 @@ def _print(args: argparse.Namespace, segments: Segments | AgentSegments, count: 
     from perf_offcpu.top.interval import interval_of
     from perf_offcpu.top.plain import document, render
 
-    limit = None if args.json and args.limit is None else args.limit if args.limit is not None else _ROWS
-    limit = limit or None
+    limit = limit_from_args(args, _ROWS)
     style = Style(width=columns() if sys.stdout.isatty() else None)
     for number, profile in enumerate(segments, 1):
         interval = interval_of(profile, idle=args.idle, without_pid=os.getpid())

@@ -12,7 +12,7 @@ from typing import TextIO
 
 import numpy as np
 
-from perf_offcpu.callpaths.options import Name, NameKind
+from perf_offcpu.callpaths.options import NameKind
 from perf_offcpu.callpaths.tree import build_paths
 from perf_offcpu.callpaths.weights import in_units, unit_factor
 from perf_offcpu.convert.encode.text_columns import path_texts
@@ -46,12 +46,9 @@ def folded_totals(profile: Profile, options: Options) -> dict[str, int]:
     tree = build_paths(profile, options)
     weight = tree.total(profile.samples.period)
     nodes = np.flatnonzero(weight)
-    lines = path_texts(tree, nodes, list(map(_field, tree.names)))
+    labels = [(folded_root if name.kind == NameKind.ROOT else folded_field)(name.label) for name in tree.names]
+    lines = path_texts(tree, nodes, labels)
     totals: dict[str, int] = {}
     for line, ns in zip(lines, weight[nodes].tolist(), strict=True):
         totals[line] = totals.get(line, 0) + ns  # names that differ only in dso or `;` meet here
     return totals
-
-
-def _field(name: Name) -> str:
-    return folded_root(name.label) if name.kind == NameKind.ROOT else folded_field(name.label)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.decode.account import BUDGET_SUMS
-from perf_offcpu.model.columns import I32, I64, Bool, distinct, is_among
+from perf_offcpu.model.columns import I32, I64, Bool, distinct, group_rows, is_among
 from perf_offcpu.model.recording import Budget, SampleFlag, Samples, Spans
 
 _NEVER = np.iinfo(np.int64).max
@@ -91,6 +91,5 @@ def _repeated(samples: Samples, rows: I64) -> Bool:
 
 def _numbered(*sets: tuple[I32, I64]) -> list[I64]:
     """Return int64[n] for each set of n pairs (tid, ns): numbers from 0, equal for equal pairs of any set."""
-    pairs = [np.stack([tid.astype(np.int64), time_ns], axis=1) for tid, time_ns in sets]
-    _, numbers = np.unique(np.concatenate(pairs), axis=0, return_inverse=True)
-    return np.split(numbers.reshape(-1), np.cumsum([len(part) for part in pairs])[:-1])
+    _, numbers = group_rows(*map(np.concatenate, zip(*sets, strict=True)))
+    return np.split(numbers, np.cumsum([len(tid) for tid, _ in sets])[:-1])

@@ -22,10 +22,10 @@ import numpy as np
 
 from perf_offcpu.decode.continued import joined_budget, repeats, seen_again, without_continued
 from perf_offcpu.errors import UsageError
-from perf_offcpu.model.columns import I64, Renumber
+from perf_offcpu.model.columns import I64, Renumber, group_rows
 from perf_offcpu.model.join import join, renumbered, to_rows
 from perf_offcpu.model.lookup import KERNEL_SPACE, kernel_map
-from perf_offcpu.model.recording import Comms, Dsos, KernelSymbols, Maps, Meta, Recording, Tasks
+from perf_offcpu.model.recording import Comms, KernelSymbols, Maps, Meta, Recording, Tasks
 from perf_offcpu.structs import frozen
 
 CLOCK_REALTIME = 0
@@ -194,16 +194,15 @@ def _joined(recordings: list[Recording], since: list[int], cpus: int) -> Recordi
     samples = seen_again(without_continued(joined.samples, borders, joined.meta.end_ns))
     # Stable: samples of one time stay in the order of the recordings; those without time come first.
     samples.reorder(np.argsort(samples.time_ns, kind="stable"))
-    dsos, row_of = _distinct_dsos(joined.dsos)
-    maps = _maps(joined.maps).renumbered({"dsos": to_rows(row_of)})
+    first, row_of = group_rows(*(getattr(joined.dsos, name) for name in joined.dsos.columns))
     deferred = joined.deferred
     return joined.replaced(
         samples=samples,
         budget=budget,
         tasks=_lives(joined.tasks, np.array([0, *since], np.int64)),
         comms=_names(joined.comms),
-        dsos=dsos,
-        maps=maps,
+        dsos=joined.dsos.take(first),
+        maps=_maps(joined.maps).renumbered({"dsos": to_rows(row_of)}),
         deferred=deferred.take(np.argsort(deferred.time_ns, kind="stable")),
         kernel_symbols=_symbols(joined.kernel_symbols),
     )
@@ -225,13 +224,6 @@ def _lives(tasks: Tasks, since: I64) -> Tasks:
 def _names(comms: Comms) -> Comms:
     comms = comms.take(np.lexsort((comms.begin_ns, comms.tid)))
     return comms.take(~repeats((comms.tid, comms.tid), (comms.pid, comms.pid), (comms.comm, comms.comm)))
-
-
-def _distinct_dsos(dsos: Dsos) -> tuple[Dsos, I64]:
-    """Return (the distinct rows of `dsos`, int64[n]: for each row of `dsos`, its row in them)."""
-    keys = np.stack([getattr(dsos, name).astype(np.int64) for name in dsos.columns])
-    _, first, row_of = np.unique(keys, axis=1, return_index=True, return_inverse=True)
-    return dsos.take(first), row_of.reshape(-1)
 
 
 def _maps(maps: Maps) -> Maps:

@@ -20,7 +20,7 @@ from perf_offcpu.binary.gather import Rows, gather_rows, gather_u64, native
 from perf_offcpu.binary.layout import Layout
 from perf_offcpu.decode.batch import Batch
 from perf_offcpu.losses import BAD_SAMPLE, OTHER_PAYLOAD, Losses
-from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.callchains import MIX, Ragged
 from perf_offcpu.model.columns import I32, I64, U64, Bool, distinct, is_among
 from perf_offcpu.model.recording import SampleFlag, Samples, Tasks
 
@@ -216,9 +216,6 @@ def _apply_extension(samples: Samples, fields: dict[str, NDArray[Any]]) -> None:
     _estimate(samples)
 
 
-_MIX = np.uint64(0x9E3779B97F4A7C15)
-
-
 def _estimate(samples: Samples) -> None:
     """Set the number of waits that each sampled one stands for, and scale its run-queue delay to its weight. A wait of
     the length L is drawn with the probability min(1, L / period), so it stands for max(1, period / L) waits (Horvitz
@@ -228,7 +225,7 @@ def _estimate(samples: Samples) -> None:
         return
     weight, length = samples.period[rows], samples.longest_ns[rows]
     period = weight // np.maximum(samples.count[rows], 1)
-    chance = ((samples.time_ns[rows].astype(np.uint64) * _MIX) >> np.uint64(40)).astype(np.float64) / 2**24
+    chance = ((samples.time_ns[rows].astype(np.uint64) * MIX) >> np.uint64(40)).astype(np.float64) / 2**24
     samples.count = np.array(samples.count)
     samples.count[rows] = np.floor(np.maximum(period / length, 1.0) + chance).astype(np.int64)
     samples.runq_ns = np.array(samples.runq_ns)

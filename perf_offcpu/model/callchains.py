@@ -20,7 +20,7 @@ from perf_offcpu.binary.gather import Rows, gather_rows, move_rows, offsets_of, 
 from perf_offcpu.model.columns import I32, I64, U64
 from perf_offcpu.structs import mutable
 
-_MIX = np.uint64(0x9E3779B97F4A7C15)
+MIX = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio
 _BASE = 0xD1342543DE82EF95
 _HALF = np.uint64(32)
 
@@ -116,7 +116,7 @@ def hash_rows(chains: Ragged) -> U64:
         words = chains.values[offsets[0] : offsets[-1]]
         if len(words):
             hashes[first:end] = _hash_block(_mixed(words), offsets - offsets[0])
-    return hashes ^ (chains.lengths.astype(np.uint64) * _MIX)
+    return hashes ^ (chains.lengths.astype(np.uint64) * MIX)
 
 
 def _some_rows(chains: Ragged, which: I64 | slice, length: int) -> U64:

@@ -9,11 +9,10 @@ half of the slots are taken, so each step settles half of them."""
 
 import numpy as np
 
-from perf_offcpu.model.callchains import Ragged, equal_rows, first_of_each, hash_rows
+from perf_offcpu.model.callchains import MIX, Ragged, equal_rows, first_of_each, hash_rows
 from perf_offcpu.model.columns import I32, I64, U64
 from perf_offcpu.model.growing import GrowingArray
 
-_MIX = np.uint64(0x9E3779B97F4A7C15)
 _FIRST_BITS = 10
 MAX_STEPS = 100
 """Slots that are tried for one hash. One hash in 2^100 needs more by accident, but hashes may be made to collide."""
@@ -138,7 +137,7 @@ class HashIndex:
         return False
 
     def _first_slot(self, hashes: U64) -> I64:
-        return ((hashes * _MIX) >> self._shift).view(np.int64)
+        return ((hashes * MIX) >> self._shift).view(np.int64)
 
     def _step(self, hashes: U64) -> I64:
         """Return int64[n]: distance from a slot tried for a hash to the next slot; odd, so that all slots are tried."""

@@ -185,6 +185,14 @@ def is_among(values: NDArray[Any], ascending: NDArray[Any]) -> Bool:
     return is_in
 
 
+def group_rows(*columns: NDArray[Any]) -> tuple[I64, I64]:
+    """Group n rows by equality of all columns. Return (first, group_of): int64[groups], the first row of each group, in
+    ascending order of (column 0, column 1, …) as int64; int64[n], the group of each row."""
+    keys = np.stack([column.astype(np.int64) for column in columns])
+    _, first, group_of = np.unique(keys, axis=1, return_index=True, return_inverse=True)
+    return first, group_of.reshape(-1)
+
+
 def is_one_of(values: NDArray[Any], members: NDArray[Any]) -> Bool:
     """Return bool[n]: True if values[i] is one of `members`, in any order; as `is_among`."""
     return is_among(values, distinct(members))

@@ -13,7 +13,7 @@ from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.binary.gather import offsets_of
 from perf_offcpu.model.callchains import Ragged, spread
-from perf_offcpu.model.columns import I32, I64, U8, U32, U64, Bool, Strings, Table, column
+from perf_offcpu.model.columns import I32, I64, U8, U32, U64, Bool, Strings, Table, column, group_rows
 from perf_offcpu.model.lookup import KERNEL_SPACE
 from perf_offcpu.model.profile import Frames
 from perf_offcpu.objects.symtab import SymbolTable
@@ -137,7 +137,8 @@ def build_frames(
         cpumode=locations.cpumode[location],
         ip=ips[location],
     )
-    first, frame_of_row = _distinct(rows)
+    kind = rows.cpumode.astype(np.int64) << 32 | rows.inline_depth
+    first, frame_of_row = group_rows(rows.address, rows.dso, rows.symbol, kind, rows.ip)
     frame_at = np.empty(len(location), np.uint64)
     frame_at[slot] = frame_of_row.astype(np.uint64)
     return rows.take(first), Ragged(offsets, frame_at)
@@ -150,11 +151,3 @@ def expand(chains: Ragged, frames_of_location: Ragged) -> Ragged:
     offsets = offsets_of(lengths)
     values = frames_of_location.values[spread(frames_of_location.offsets[location], lengths, offsets)]
     return Ragged(offsets[chains.offsets], values)
-
-
-def _distinct(rows: Frames) -> tuple[I64, I64]:
-    """Return (first, inverse) of the distinct frames, as np.unique does."""
-    kind = rows.cpumode.astype(np.int64) << 32 | rows.inline_depth
-    keys = np.stack([key.astype(np.int64) for key in (rows.address, rows.dso, rows.symbol, kind, rows.ip)])
-    _, first, inverse = np.unique(keys, axis=1, return_index=True, return_inverse=True)
-    return first, inverse.reshape(-1)

@@ -16,7 +16,7 @@ from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.binary.gather import offsets_of
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged
-from perf_offcpu.model.columns import I32, I64, U32, U64, Bool, Strings
+from perf_offcpu.model.columns import I32, I64, U32, U64, Bool, Strings, group_rows
 from perf_offcpu.model.profile import Frames
 from perf_offcpu.model.recording import PythonPlaces, Recording, SampleFlag
 from perf_offcpu.objects.perf_map import read_jit_name
@@ -45,12 +45,11 @@ def with_places(
     them to `chains` (rows of frames, leaf first). `pair_of`: chain of each sample, then of each waker, if any has one.
     `lost`: counts waits in Python whose functions are missing."""
     samples, places = recording.samples, recording.places
-    texts = np.stack([places.name, places.file, places.line]).astype(np.int64)
-    _, first, function = np.unique(texts, axis=1, return_index=True, return_inverse=True)
+    first, function = group_rows(places.name, places.file, places.line)
     shown = places.take(first)
     functions = Frames.filled(len(shown), line=shown.line, cpumode=np.full(len(shown), CpuMode.USER))
     functions.symbol, functions.file = python_symbols(shown, strings), shown.file
-    function = (function.reshape(-1) + len(frames)).astype(np.uint64)
+    function = (function + len(frames)).astype(np.uint64)
     symbol, nothing = np.concatenate([frames.symbol, functions.symbol, [0]]), np.uint64(len(frames) + len(functions))
     interprets, own = interpreting(frames, strings), pair_of[: len(samples)]
     calls = np.flatnonzero(interprets[chains.values.astype(np.int64)])
@@ -58,9 +57,9 @@ def with_places(
     is_wait = samples.has(SampleFlag.OFFCPU) & ~samples.has(SampleFlag.AGGREGATED)
     lost.add(losses.PYTHON_MISSED, int((has_calls[own] & is_wait & (samples.python < 0)).sum()))
     rows = np.flatnonzero((samples.python >= 0) & (own >= 0))
-    pairs, inverse = np.unique(np.stack([own[rows], samples.python[rows]]), axis=1, return_inverse=True)
+    first, pair = group_rows(own[rows], samples.python[rows])
     caller_of, added = places.caller.tolist(), list[U64]()
-    for chain_row, leaf in pairs.T.tolist():
+    for chain_row, leaf in zip(own[rows[first]].tolist(), samples.python[rows[first]].tolist(), strict=True):
         stack = [leaf]
         while (place := caller_of[stack[-1]]) >= 0:
             stack.append(place)
@@ -70,7 +69,7 @@ def with_places(
         is_named = (places.name[stack] > 0) & (symbol[caller] != symbol[function[stack].astype(np.int64)])
         added.append(np.insert(chain, index[is_named], function[stack][is_named]))
     pair_of = pair_of.copy()
-    pair_of[rows] = len(chains) + inverse.reshape(-1)
+    pair_of[rows] = len(chains) + pair
     lengths = np.array([len(chain) for chain in added], np.int64)
     table = Ragged(offsets_of(lengths), np.concatenate([np.empty(0, np.uint64), *added]))
     return Frames.concat([frames, functions]), Ragged.concat([chains, table]), pair_of

@@ -31,26 +31,20 @@ if TYPE_CHECKING:
     from perf_offcpu.report.style import Style
 
 
-_CLOSED = "standard output is closed"
-
-
-class _ClosedBytes(io.RawIOBase):
+class _Closed:
     def writable(self) -> bool:
         return True
 
     def write(self, _data: Any, /) -> NoReturn:
-        raise OSError(errno.EBADF, _CLOSED)
+        raise OSError(errno.EBADF, "standard output is closed")
 
 
-class _ClosedText(io.TextIOBase):
-    buffer = _ClosedBytes()
-    encoding = "utf-8"
+class _ClosedBytes(_Closed, io.RawIOBase):
+    pass
 
-    def writable(self) -> bool:
-        return True
 
-    def write(self, _text: str, /) -> NoReturn:
-        raise OSError(errno.EBADF, _CLOSED)
+class _ClosedText(_Closed, io.TextIOBase):
+    buffer, encoding = _ClosedBytes(), "utf-8"
 
 
 def stdout_is_closed() -> bool:

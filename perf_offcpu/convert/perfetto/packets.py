@@ -21,6 +21,8 @@ MONOTONIC, _REALTIME = 3, 1
 SLICE_BEGIN, SLICE_END, INSTANT, COUNTER = 1, 2, 3, 4
 _PACKET, _TRACK_EVENT, _TASK_STATE = 1, 11, 117
 _FIRST = field(10, 1) + field(13, 1)  # trusted_packet_sequence_id; sequence_flags: SEQ_INCREMENTAL_STATE_CLEARED
+FIRST_PACKET = field(_PACKET, _FIRST + field(59, field(58, MONOTONIC)))
+"""The packet that begins the sequence; all times of the sequence are of CLOCK_MONOTONIC."""
 _LATER = field(10, 1) + field(13, 2)  # trusted_packet_sequence_id; sequence_flags: SEQ_NEEDS_INCREMENTAL_STATE
 BLOCKED_UUID, RUNNABLE_UUID, PATH_UUID, _FIRST_UUID = 1, 2, 3, 16
 _Tracks = TypeVar("_Tracks", int, I64)
@@ -40,11 +42,6 @@ def process_uuids(profile: Profile, tracks: list[Track]) -> dict[int, tuple[int,
 def packet(*fields: bytes) -> bytes:
     """Return one TracePacket with these encoded fields, of the trace's only packet sequence."""
     return field(_PACKET, _LATER + b"".join(fields))
-
-
-def first_packet() -> bytes:
-    """Return the packet that begins the sequence; all its times are of CLOCK_MONOTONIC."""
-    return field(_PACKET, _FIRST + field(59, field(58, MONOTONIC)))
 
 
 def clock_packet(profile: Profile) -> bytes:

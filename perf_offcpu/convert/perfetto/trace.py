@@ -94,7 +94,7 @@ class _Writer:
         self.waker_details = from_bytes([b""] * (len(nodes) - len(waker_nodes)) + texts)
 
     def parts(self) -> Iterator[bytes]:
-        yield packets.first_packet()
+        yield packets.FIRST_PACKET
         yield packets.clock_packet(self.profile)
         yield packets.packet(field(12, b"".join(self.interned.parts) + packets.frames(self.tree, self.names)))
         ends = distinct(np.append(self.node, self.waker_node[self.waker_node >= 0]))
