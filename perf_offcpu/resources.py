@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Version of the package, and the directory of the BPF sources. In a checkout (and so in an editable install) bpf/ is
-next to the package, as in a kernel tool's tree; a wheel carries it inside the package. Both are real directories: bcc
-hands the path to clang."""
+next to the package; a wheel carries it inside the package. Both are real directories: bcc hands the path to clang."""
 
 import contextlib
 import json

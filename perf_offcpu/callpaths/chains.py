@@ -27,9 +27,8 @@ def waker_name(label: str, dso: str = "") -> Name:
 
 
 def _wakers_of(profile: Profile, options: PathOptions) -> tuple[list[Name], I64]:
-    """Name the thread that ended the wait of each sample by comm and, with options, pid and tid. Return the distinct
-    names, of which the first stands for no waker, and int64[samples]: the row of each sample's waker in them, 0 where
-    it is not known or the sample is no wait."""
+    """Return the distinct names (comm and, with options, pid and tid) of threads that ended waits, the first for no
+    waker, and int64[samples]: the row of each sample's waker in them, 0 if it is not known or the sample is no wait."""
     tracks, waker = with_wakers(profile, timeline_of(profile))
     with_pid, with_tid = options.pid or options.tid, options.tid
     ids = ((track.pid if with_pid else None, track.tid if with_tid else None) for track in tracks)

@@ -185,8 +185,7 @@ class DeferredMatcher:
 
     def find(self, tid: I32, time_ns: I64, cookie: U64) -> I32:
         """Return int32[n]: the deferred record of each sample, -1 none. It is the nearest one of the same thread and
-        cookie at or after the sample, else the last one before it. Without a cookie (0) only a later record can be
-        meant."""
+        cookie at or after the sample, else the last one before it. Without a cookie (0), only a later one."""
         if not len(self.deferred):
             return np.full(len(tid), -1, np.int32)
         code = np.minimum(np.searchsorted(self._cookies, cookie), len(self._cookies) - 1)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decode SAMPLE records to columns of the model, evsel by evsel, a whole chunk at a time. u64 values of the file are
-checked once on their way to int64: a time of 2^63 or more is no time (upstream writes such), a period of 2^63 or more
-is damage."""
+checked once on their way to int64: a time of 2^63 or more is none (upstream writes such), such a period is damage."""
 
 from collections.abc import Iterator
 from itertools import pairwise

@@ -110,8 +110,8 @@ Stage = Callable[[SampleBatch], SampleBatch]
 
 class SampleRewriter:
     """Rewrites samples, chunk by chunk, with the layouts of the `written` events, stage by stage. `merges` says whether
-    a stage completes callchains that wait for a deferred user part. Records that are copied, and samples left out, are
-    counted in `done`."""
+    a stage completes callchains that wait for a deferred user part. `done` counts copied records and samples left
+    out."""
 
     def __init__(
         self, events: Events, written: Sequence[EventSpec], stages: Sequence[Stage], merges: bool, done: Rewritten

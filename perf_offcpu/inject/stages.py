@@ -15,8 +15,7 @@ which adds what it finds to the callchain: there the user's part is cut.
 
 *Waits between context switches* are off-cpu time for any perf, recorded without BPF. They are samples of an event that
 is added to the recording, and have their id at the same place as the samples of its other events. If the recorded
-samples have no id, as a single event's may, no event can be added.
-"""
+samples have no id, as a single event's may, no event can be added."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -15,8 +15,7 @@ def rows_at(ids: I32, begins: I64, wanted: I32, times: I64) -> I32:
     """Return int32[n]: the row valid for each (wanted[i], times[i]) in a table sorted by (id, begin): `ids`, `begins`.
 
     A row is valid until the next row of the same id. The result is the last row of the id with begin <= time (of time
-    -1: the last row), else its first row (assumed to be valid before its record), -1 if the id is not in the table.
-    """
+    -1: the last row), else its first row (assumed to be valid before its record), -1 if the id is not in the table."""
     if not len(ids):
         return np.full(len(wanted), -1, np.int32)
     # Two-column search in one: times become ranks among the begins, so that (id, rank) fits an int64.

@@ -12,8 +12,8 @@ from perf_offcpu.model.columns import I32, I64
 
 
 def build_stack_tree(chains: Ragged) -> tuple[I32, I32, I32]:
-    """Build the tree of n chains of frame ids, leaf first (uint64 values below 2^31). Returns (parent, frame, stack):
-    int32[nodes], int32[nodes], int32[n]; `stack[i]` is the node of chain i's leaf, -1 for an empty chain; parent -1: a
+    """Build the tree of n chains of frame ids, leaf first (uint64 below 2^31). Returns (parent, frame, stack):
+    int32[nodes], int32[nodes], int32[n]; `stack[i]` is the node of chain i's leaf, -1 if it is empty; parent -1: a
     root."""
     lengths = chains.lengths
     order = np.argsort(-lengths, kind="stable")  # longest first: the chains alive at depth d are a prefix

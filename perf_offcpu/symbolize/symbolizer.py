@@ -4,8 +4,7 @@
     samples ──> distinct (address space, callchain) pairs ──> distinct locations ──> names ──> frames
                                                           └──> stack tree <───────────────────┘
 
-Each step works on distinct values: a recording of a million waits has some thousand callchains and some
-thousand addresses."""
+Each step works on distinct values: a recording of a million waits has some thousand callchains and addresses."""
 
 import numpy as np
 
@@ -38,8 +37,7 @@ COOKIE = "(cookie)"  # symbol shown for the cookie of a deferred user callchain,
 
 def symbolize(recording: Recording, options: SymbolizeOptions | None = None) -> Profile:
     """Return a Profile with one frame for each distinct named location of a recording. Its losses are the recording's
-    and one cause for each reason why addresses have no name. Raises UsageError: one of the options' files cannot be
-    read."""
+    and one cause for each reason why addresses have no name. Raises UsageError: a file of the options is unreadable."""
     options = options or SymbolizeOptions()
     strings = recording.strings.copy()
     samples, locations, rows, pair_of = locations_of(recording)

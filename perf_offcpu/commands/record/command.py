@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """perf-offcpu record: record waits of threads and on-CPU samples into one perf.data. This module declares the options,
-with the names of `perf record` where it has them, runs the recording and prints its summary in perf's form; `options`
-makes a `RecordOptions` of them."""
+named as in `perf record` where it has them (`options` reads them), runs the recording and prints its summary."""
 
 import argparse
 import contextlib

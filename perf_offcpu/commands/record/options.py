@@ -105,9 +105,9 @@ def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
 
 
 def with_rights(options: RecordOptions, *, forced: bool) -> RecordOptions:
-    """Return `options`, with `unprivileged` set if `forced` or if the kernel refuses BPF. Raises CapabilityError: BPF
-    is refused and an option needs it, the command is set-user-ID, or /proc is of another pid namespace; UsageError:
-    `forced`, and an option needs BPF."""
+    """Return `options`, `unprivileged` if `forced` or if the kernel refuses BPF. Raise UsageError if `forced` and an
+    option needs BPF, CapabilityError if BPF is refused and needed, the command is set-user-ID, or /proc is of another
+    pid namespace."""
     from perf_offcpu.collect.bpf.kernel.probes import check_privileges
 
     if os.path.realpath("/proc/self") != f"/proc/{os.getpid()}":  # direct: asks which pid this process has there

@@ -258,8 +258,7 @@ def _parts(switches: Switches, tasks: Tasks) -> Iterator[tuple[EventKind, I64, I
 
 def _by_thread(rows: I64, tid: I32, time_ns: I64) -> I64:
     """Return `rows` sorted by (tid, time), equal ones in their order; no tid is negative. This is np.lexsort in a third
-    of the time: a history is nearly sorted by time, which a merge sort exploits; numpy sorts 16-bit numbers in linear
-    time."""
+    of the time: a history is nearly sorted by time, which a merge sort exploits; numpy sorts 16 bits in linear time."""
     rows = rows[np.argsort(time_ns[rows], kind="stable")]
     for half in (tid & 0xFFFF, tid >> 16):
         if half.any():

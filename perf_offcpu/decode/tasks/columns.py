@@ -5,9 +5,8 @@ A machine that starts a process maps the same libraries again: such records diff
 first fields, and are alike in all that follows (names, build-ids, protection). So the first fields are read as columns,
 and of records that are alike after them one is read as an example of all.
 
-Most mappings come in runs: a process is executed and its libraries are mapped one by one. Between two forks and execs
-of a process its address space is not read, so the mappings in between are applied together, unless one replaces
-another."""
+Most mappings come in runs: a process is executed and maps its libraries one by one. Between two forks and execs of a
+process its address space is not read, so they are applied together, unless one replaces another."""
 
 from collections.abc import Set
 from typing import Any, NamedTuple

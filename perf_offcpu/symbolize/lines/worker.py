@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turn the DWARF of one object into a symcache, as a process: worker.py FD BYTES SECONDS DIRECTORY... (more folders
-of packages). The object is open as FD, the symcache goes to standard output. Hostile DWARF can take any time or
-memory, or crash the library that reads it; here that ends this process, not its parent. It imports nothing of this
-project, because half of its cost is starting. Exit status: 0 done, 3 no package, 4 the DWARF cannot be read (why: on
-stderr)."""
+"""Turn the DWARF of one object into a symcache, as a process: worker.py FD BYTES SECONDS DIRECTORY... (more folders of
+packages). The object is open as FD, the symcache goes to standard output. Hostile DWARF can take any time or memory, or
+crash the library that reads it; here that ends this process, not its parent. It imports nothing of this project,
+because half of its cost is starting. Exit status: 0 done, 3 no package, 4 the DWARF cannot be read (why: on stderr)."""
 
 import resource
 import sys

@@ -33,8 +33,7 @@ _ADDRESS = re.compile(r"(?<=0x)[0-9a-f]+")
 
 def facts_by_enders(recording: Recording, entry: I64, row: I64, objects: Objects, strings: Strings) -> U16:
     """Return uint16[objects]: ObjectFact of futexes and semaphores, by the threads that ended the waits; else 0.
-    `entry`: int64[samples], row in `objects`; -1 none. `row`: int64[objects], row in `recording.objects`; -1 none.
-    `strings`: those of the objects' names."""
+    `entry`: int64[samples], row in `objects`; -1 none. `row`: int64[objects], row in `recording.objects`; -1 none."""
     samples, is_lock = recording.samples, np.isin(objects.kind, _KINDS)
     rows = np.flatnonzero((entry >= 0) & np.append(is_lock, False)[entry] & ~samples.has(SUM_FLAGS))
     entry = entry[rows]
