@@ -12,7 +12,7 @@ the copy in one of them. A sample may come before the one with its copy, from an
 import contextlib
 import os
 from collections.abc import Callable
-from typing import BinaryIO, Final, NamedTuple
+from typing import BinaryIO, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from perf_offcpu.abi.machine import ABI_64
 from perf_offcpu.abi.offcpu import REFERENCE_BYTES
 from perf_offcpu.binary.columnar import Columns
 from perf_offcpu.binary.fields import Order
-from perf_offcpu.binary.gather import Rows, gather_rows
+from perf_offcpu.binary.gather import Rows, gather_rows, offsets_of
 from perf_offcpu.decode.retype import Payload
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged, Snapshots, StackWords
@@ -122,50 +122,27 @@ class StackPositions:
         assert source is not None, "settled before they are looked at"
         if not isinstance(source, OpenFile):
             return StackWords(source, starts // _WORD, words)
-        spans, place = _spans(starts, words)
-        if len(self._room) < spans.size:
+        # Parts of the file that hold stacks are read into one buffer, where each begins at a multiple of 8 bytes.
+        order = np.argsort(starts, kind="stable")
+        start, end = starts[order], np.maximum.accumulate((starts + _WORD * words)[order])
+        is_new = np.append(True, start[1:] > end[:-1] + _GAP)
+        first = np.flatnonzero(is_new)
+        begins = start[first]
+        sizes = end[np.append(first[1:], len(start)) - 1] - begins
+        offsets = offsets_of(-(-sizes // _WORD) * _WORD)
+        part = np.empty(len(starts), np.int64)
+        part[order] = np.cumsum(is_new) - 1
+        place, room = starts - begins[part] + offsets[part], max(_WORD, int(offsets[-1]))
+        if len(self._room) < room:
             # A quarter larger: the next stacks are about as many. GrowingArray uses huge pages.
-            self._room = GrowingArray("u1").extend((spans.size + spans.size // 4) // _WORD * _WORD)
-        have = spans.read(source, self._room)
-        words = np.minimum(words, np.maximum(0, have - place) // _WORD)
+            self._room = GrowingArray("u1").extend((room + room // 4) // _WORD * _WORD)
+        parts = zip(begins.tolist(), sizes.tolist(), offsets.tolist(), strict=False)
+        ends = [offset + source.read_into(self._room[offset : offset + size], begin) for begin, size, offset in parts]
+        words = np.minimum(words, np.maximum(0, np.array(ends, np.int64)[part] - place) // _WORD)
         if not (place % _WORD).any():
-            return StackWords(self._room[: spans.size].view(np.uint64), place // _WORD, words)
+            return StackWords(self._room[:room].view(np.uint64), place // _WORD, words)
         offsets, gathered = gather_rows(self._room, Rows(place, words, _WORD))
         return StackWords(np.append(gathered, np.uint64(0)), offsets[:-1], words)
-
-
-class _Spans(NamedTuple):
-    """Describes parts of a file that are read into one buffer, where each begins at a multiple of 8 bytes."""
-
-    starts: list[int]  # byte offset of each part in the file
-    sizes: list[int]  # bytes
-    places: list[int]  # byte offset of each part in the buffer
-    of_stack: I64  # int64[n], the part that holds each stack
-    size: int  # bytes of the buffer
-
-    def read(self, source: OpenFile, room: NDArray[np.uint8]) -> I64:
-        """Read the parts; return int64[n]: where the bytes of each stack's part end in the buffer."""
-        ends = [
-            place + source.read_into(room[place : place + size], start)
-            for start, size, place in zip(self.starts, self.sizes, self.places, strict=True)
-        ]
-        return np.array(ends, np.int64)[self.of_stack]
-
-
-def _spans(starts: I64, words: I64) -> tuple[_Spans, I64]:
-    """Return the parts of a file that hold stacks, and int64[n]: where each stack begins in the buffer."""
-    order = np.argsort(starts, kind="stable")
-    start, end = starts[order], np.maximum.accumulate((starts + _WORD * words)[order])
-    new = np.append(True, start[1:] > end[:-1] + _GAP)
-    first = np.flatnonzero(new)
-    begins = start[first]
-    sizes = end[np.append(first[1:], len(start)) - 1] - begins
-    rounded = -(-sizes // _WORD) * _WORD
-    places = np.cumsum(rounded) - rounded
-    of_stack = np.empty(len(starts), np.int64)
-    of_stack[order] = np.cumsum(new) - 1
-    spans = _Spans(begins.tolist(), sizes.tolist(), places.tolist(), of_stack, max(_WORD, int(rounded.sum())))
-    return spans, starts - begins[of_stack] + places[of_stack]
 
 
 class SnapshotStore:

@@ -7,32 +7,73 @@
       comm: b'ls'
       sample_id: {pid: 9016, tid: 9016, time: 4323278205115, cpu: 0, cpu_res: 0, identifier: 4094}
 
+The layouts have the fields and their order. This module adds how some of them look: numbers in hex, flags and enums,
+bytes that are a name. Names are shown as Python writes bytes (`b'blo\\x1bcker'`): exact, on one line, harmless to a
+terminal.
+
 It resembles `perf script -D`, reads files that perf refuses, too, and does not re-type, merge, order or repair
 anything. A record that does not fit its layout is shown as far as it does, with a line that begins with `!`. Offsets
 are those of the file; records out of compressed ones are marked `zstd`, with offsets in the decompressed stream."""
 
+import enum
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from perf_offcpu.abi import counters, offcpu
-from perf_offcpu.abi.attr import ATTR, unpack_attr
+from perf_offcpu.abi.attr import ATTR, AttrFlag, ReadFormat, SampleType, unpack_attr
 from perf_offcpu.abi.features import FEATURE_LAYOUTS, FILE_HEADER, FILE_HEADER_SIZE, FILE_HEADER_SIZE_OLD, Feature
-from perf_offcpu.abi.records import CALLCHAIN_DEFERRED_V12, HEADER_ATTR_IDS, RECORD_LAYOUTS, Misc, RecordType
-from perf_offcpu.abi.sample import SAMPLE, TRAILER
-from perf_offcpu.binary.fields import Shape
+from perf_offcpu.abi.records import CALLCHAIN_DEFERRED_V12, HEADER_ATTR_IDS, RECORD_LAYOUTS, CpuMode, Misc, RecordType
+from perf_offcpu.abi.sample import SAMPLE, TRAILER, CallchainContext
+from perf_offcpu.binary.fields import U32, U64, Field, Shape, Special
 from perf_offcpu.binary.layout import Layout
 from perf_offcpu.errors import LayoutError
 from perf_offcpu.losses import LossCause, Losses, by_text
-from perf_offcpu.perfdata.describe import describe_misc, field_lines, hex_lines, inline, record_name
 from perf_offcpu.perfdata.events import UNKNOWN, EventSpec, owners_of
 from perf_offcpu.perfdata.features import Features, encoded
 from perf_offcpu.perfdata.reader import COMPRESSED_TYPES, PerfDataReader
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
 
 Lines = Iterator[str]
+_HEX = frozenset((
+    "addr", "branch_sample_type", "callchain", "config", "config1", "config2", "config3", "config4",
+    "cookie", "data_src", "features", "flags", "from", "hw_id", "ip", "ips", "len", "magic", "pgoff",
+    "phys_addr", "priv", "prot", "regs_intr", "regs_user", "sample_regs_intr", "sample_regs_user",
+    "sig_data", "state", "to", "transaction",
+))  # fmt: skip
+"""Numbers that are shown in hex; all others are decimal."""
+
+_NAMES = frozenset({"comm", "key", "msg", "name", "prog_name", "value"})  # arrays of bytes that are a NUL-padded text
+_ADDRESSES = frozenset({"callchain", "ips"})  # arrays of addresses and context markers
+
+_ENUMS: dict[tuple[str, str], type[enum.IntEnum | enum.IntFlag]] = {
+    (ATTR.name, "sample_type"): SampleType,
+    (ATTR.name, "read_format"): ReadFormat,
+    (ATTR.name, "flags"): AttrFlag,
+    (offcpu.EXTENSION.name, "kind"): offcpu.Kind,
+    (offcpu.EXTENSION.name, "flags"): offcpu.WaitFlag,
+    (offcpu.EXTENSION.name, "lost"): offcpu.Lost,
+}
+
+_MAP_BITS = ("PROC_MAP_PARSE_TIMEOUT", "MMAP_DATA")
+_SWITCH_BITS = ("SWITCH_OUT", "SWITCH_OUT_PREEMPT")
+_MISC_BITS: dict[int, tuple[str, ...]] = {
+    RecordType.MMAP: _MAP_BITS,
+    RecordType.MMAP2: (*_MAP_BITS, "MMAP_BUILD_ID"),
+    RecordType.COMM: ("COMM_EXEC",),
+    RecordType.FORK: ("FORK_EXEC",),
+    RecordType.SWITCH: _SWITCH_BITS,
+    RecordType.SWITCH_CPU_WIDE: _SWITCH_BITS,
+    RecordType.SAMPLE: ("EXACT_IP",),
+    RecordType.LOST_SAMPLES: ("LOST_SAMPLES_BPF",),
+    RecordType.HEADER_BUILD_ID: ("BUILD_ID_SIZE",),
+}
+"""Members of Misc that a type of record can have: bits 12 to 15 mean different things by type."""
+
+_INLINE_BYTES = 24
+_BYTES_A_LINE = 16
 
 
 def dump(reader: PerfDataReader) -> Lines:
@@ -90,7 +131,7 @@ class _Dump:
         if values["size"] == FILE_HEADER_SIZE_OLD:
             del values["features"]
         yield f"0x0 [{values['size']:#x}]: {FILE_HEADER.name}"
-        yield from field_lines(FILE_HEADER, values)
+        yield from _field_lines(FILE_HEADER, values)
 
     def _feature(self, bit: int, body: bytes) -> Lines:
         feature = Features({bit: body}, self.order, Losses())
@@ -105,7 +146,7 @@ class _Dump:
         elif layout := FEATURE_LAYOUTS.get(bit):
             yield from self._structure(layout, body, 0, len(body))
         else:
-            yield from hex_lines(body)
+            yield from _hex_lines(body)
 
     # Records.
 
@@ -117,10 +158,10 @@ class _Dump:
         columns = (chunk.starts, chunk.types, chunk.miscs, evsels)
         origin = f"{chunk.origin} " if chunk.origin else ""
         for row, (start, kind, misc, evsel) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
-            record, name = bytes(chunk.record(row)), record_name(kind)
+            record, name = bytes(chunk.record(row)), _record_name(kind)
             self.types[name] += 1
             place = f"{origin}{chunk.file_offset + start:#x} [{len(record):#x}]"
-            yield f"{place}: {name} misc {describe_misc(kind, misc)}"
+            yield f"{place}: {name} misc {_describe_misc(kind, misc)}"
             if kind == RecordType.SAMPLE:
                 yield from self._sample(record, evsel)
             else:
@@ -128,7 +169,7 @@ class _Dump:
 
     def _sample(self, record: bytes, evsel: int) -> Lines:
         if evsel < 0:
-            yield from ("  ! its id belongs to no event", *hex_lines(record[HEADER_SIZE:]))
+            yield from ("  ! its id belongs to no event", *_hex_lines(record[HEADER_SIZE:]))
             return
         spec = self.reader.events.specs[evsel]
         yield f"  event: {evsel} {encoded(spec.name)!r}"
@@ -145,7 +186,7 @@ class _Dump:
         elif spec.name == offcpu.EVENT_NAME:
             yield f"  {offcpu.PAYLOAD.name}"
             values, stop, problem = offcpu.PAYLOAD.unpack_sound(raw, self.order, None, 0, len(raw))
-            yield from field_lines(offcpu.PAYLOAD, values, "    ")
+            yield from _field_lines(offcpu.PAYLOAD, values, "    ")
             if problem is not None:
                 yield f"    ! {problem}"
             else:
@@ -167,12 +208,12 @@ class _Dump:
         end = len(record) - trailer
         if end < HEADER_SIZE:
             problem = f"{len(record)} bytes, too short for its sample_id of {trailer}"
-            yield from (f"  ! {problem}", *hex_lines(record[HEADER_SIZE:]))
+            yield from (f"  ! {problem}", *_hex_lines(record[HEADER_SIZE:]))
             return
         yield from self._body(kind, misc, record, end)
         if trailer:
             values = TRAILER.unpack(record, self.order, shape, end)
-            yield f"  {TRAILER.name}: {inline(TRAILER, values)}"
+            yield f"  {TRAILER.name}: {_inline(TRAILER, values)}"
 
     def _body(self, kind: int, misc: int, record: bytes, end: int) -> Lines:
         layout = RECORD_LAYOUTS.get(kind)
@@ -183,7 +224,7 @@ class _Dump:
         elif kind in COMPRESSED_TYPES:
             yield f"  data: {end - HEADER_SIZE} bytes, decompressed below"
         elif layout is None:
-            yield from hex_lines(record[HEADER_SIZE:end])
+            yield from _hex_lines(record[HEADER_SIZE:end])
         else:
             if kind == RecordType.CALLCHAIN_DEFERRED:  # of the posted form and the final one only one can fit
                 v12 = CALLCHAIN_DEFERRED_V12
@@ -195,9 +236,9 @@ class _Dump:
         try:
             attr = unpack_attr(record[HEADER_SIZE:], self.order)
         except LayoutError as problem:
-            yield from (f"  ! {problem}", *hex_lines(record[HEADER_SIZE:]))
+            yield from (f"  ! {problem}", *_hex_lines(record[HEADER_SIZE:]))
             return
-        yield from field_lines(ATTR, attr._asdict())
+        yield from _field_lines(ATTR, attr._asdict())
         ids_at = min(HEADER_SIZE + attr.size, len(record))
         yield from self._structure(HEADER_ATTR_IDS, record, ids_at, len(record))
 
@@ -216,18 +257,101 @@ class _Dump:
     ) -> Generator[str, None, dict[str, Any]]:
         """Yield lines of the fields of one structure and of the bytes after it, to `end`; return the values by name."""
         values, stop, problem = layout.unpack_sound(data, self.order, shape, start, end)
-        yield from field_lines(layout, values, indent)
+        yield from _field_lines(layout, values, indent)
         if problem is not None:
             yield f"{indent}! {problem}"
         if stop < end:
-            yield from (f"{indent}rest: {end - stop} bytes", *hex_lines(data[stop:end], indent + "  "))
+            yield from (f"{indent}rest: {end - stop} bytes", *_hex_lines(data[stop:end], indent + "  "))
         return values
 
 
 def _event_lines(spec: EventSpec, indent: str = "  ") -> Lines:
     yield from (f"{indent}name: {encoded(spec.name)!r}", f"{indent}ids: {list(spec.ids)}")
-    yield from field_lines(ATTR, spec.attr._asdict(), indent)
+    yield from _field_lines(ATTR, spec.attr._asdict(), indent)
 
 
 def _feature_name(bit: int) -> str:
     return Feature(bit).name if bit in Feature.__members__.values() else "unknown"
+
+
+def _record_name(kind: int) -> str:
+    """Return `PERF_RECORD_COMM`, as perf prints it; unknown types by number."""
+    has_name = kind in RecordType.__members__.values()
+    return f"PERF_RECORD_{RecordType(kind).name}" if has_name else f"record of unknown type {kind}"
+
+
+def _describe_misc(kind: int, misc: int) -> str:
+    """Return the misc of a record header in hex, with names of its cpumode and of the bits that its type can have."""
+    mode = misc & Misc.CPUMODE_MASK
+    words = [CpuMode(mode).name] if 0 < mode <= max(CpuMode) else []
+    words += [name for name in _MISC_BITS.get(kind, ()) if misc & Misc[name]]
+    return f"{misc:#x} ({', '.join(words)})" if words else f"{misc:#x}"
+
+
+def _field_lines(layout: Layout, values: Mapping[str, Any], indent: str = "  ") -> Lines:
+    """Yield a line for each field, in wire order; more for arrays of structures, addresses, and many bytes. `values`
+    are as `Layout.unpack` returns them; missing fields are left out."""
+    for field in layout.fields:
+        if field.name not in values:
+            continue
+        value = values[field.name]
+        is_blob = field.type is Special.BYTE and field.name not in _NAMES
+        if is_blob and len(value) > _INLINE_BYTES:
+            yield f"{indent}{field.name}: {len(value)} bytes"
+            yield from _hex_lines(value, indent + "  ")
+        elif isinstance(value, list) and (field.name in _ADDRESSES or isinstance(field.type, Layout)):
+            for number, item in enumerate(value):
+                yield f"{indent}{field.name}[{number}]: {_item(layout, field, item)}"
+        else:
+            yield f"{indent}{field.name}: {_text(layout, field, value)}"
+
+
+def _inline(layout: Layout, values: Mapping[str, Any]) -> str:
+    """Return all fields on one line: `{pid: 126, tid: 126}`."""
+    fields = [field for field in layout.fields if field.name in values]
+    return "{" + ", ".join(f"{field.name}: {_text(layout, field, values[field.name])}" for field in fields) + "}"
+
+
+def _hex_lines(data: bytes, indent: str = "    ") -> Lines:
+    """Yield bytes in hex and ASCII, 16 a line, as perf prints raw events."""
+    for index in range(0, len(data), _BYTES_A_LINE):
+        line = data[index : index + _BYTES_A_LINE]
+        text = "".join(chr(byte) if 0x20 <= byte < 0x7F else "." for byte in line)
+        yield f"{indent}{index:04x}:  {line.hex(' '):<47}  {text}"
+
+
+def _address(word: int) -> str:
+    """Return a word of a callchain in hex; context markers with their name."""
+    if word in CallchainContext.__members__.values():
+        return f"{word:#x} PERF_CONTEXT_{CallchainContext(word).name}"
+    return f"{word:#x}"
+
+
+def _text(layout: Layout, field: Field, value: Any) -> str:
+    if isinstance(value, bytes) and (field.type is not Special.BYTE or field.name in _NAMES):
+        return repr(value.rstrip(b"\0"))
+    if isinstance(value, bytes):
+        return value.hex() or "none"
+    if isinstance(value, list):
+        return "[" + ", ".join(_item(layout, field, item) for item in value) + "]"
+    return _item(layout, field, value)
+
+
+def _item(layout: Layout, field: Field, value: Any) -> str:
+    if isinstance(field.type, Layout):
+        return _inline(field.type, value)
+    if field.name in _ADDRESSES:
+        return _address(value)
+    if meaning := _ENUMS.get((layout.name, field.name)):
+        return _enum(meaning, value)
+    if field.name in _HEX:
+        return f"{value:#x}"
+    # All bits set are "none", also where the header says unsigned.
+    is_none = (field.type, value) in ((U32, 2**32 - 1), (U64, 2**64 - 1))
+    return "-1" if is_none else str(value)
+
+
+def _enum(meaning: type[enum.IntEnum | enum.IntFlag], value: int) -> str:
+    is_flag = issubclass(meaning, enum.IntFlag)
+    names = [str(member.name) for member in meaning if (value & member if is_flag else value == member)]
+    return f"{int(value):#x} {'|'.join(names)}".rstrip() if is_flag else f"{int(value)} {''.join(names)}".rstrip()
