@@ -45,8 +45,7 @@ _SUM: Final = 3  # index of the word `sum`
 
 
 class DiskCache:
-    """Stores named sets of columns (numbers or bytes) in files. The directory is made by the first write, and used only
-    if it belongs to this user alone. Its files may take `limit` bytes together."""
+    """Stores named sets of columns (numbers or bytes) in files of a directory, which take `limit` bytes together."""
 
     def __init__(self, directory: str, limit: int = LIMIT) -> None:
         self.directory, self.limit = directory, limit

@@ -1,11 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write a file on disk as a whole or not at all: recordings, and what `inject` writes.
-
-Space on the disk can be reserved for the end of the file, so that it can be written even if the disk runs full.
-
-Bytes go into a new hidden file next to the wanted one, with mode 0600 (a recording shows what others do).
-`commit` renames it in one step; without it, nothing is left and an older file is as it was. As `perf record`
-does, the recorder keeps an older recording as NAME.old."""
+"""Write a file on disk as a whole or not at all: recordings, and what `inject` writes. Bytes go into a new hidden file
+next to the wanted one, with mode 0600 (a recording shows what others do). `commit` renames it in one step; without it,
+nothing is left and an older file is as it was."""
 
 import contextlib
 import errno
@@ -36,9 +32,10 @@ def _hold(directory: Directory, size: int) -> int:
 
 
 class AtomicFile(Closing):
-    """Writes a file as a whole or not at all: a context manager, at whose end it is removed unless committed. A device
-    as /dev/null is written to directly. With `keep_old`, a file that is already there is kept as `path`.old. `reserve`
-    bytes on disk are held until `release`, where possible. Raises RecordingError if disk space or file is refused."""
+    """Writes a file: a context manager, at whose end it is removed unless committed. A device as /dev/null is written
+    to directly. With `keep_old`, a file that is already there is kept as `path`.old, as `perf record` does. `reserve`
+    bytes on disk are held until `release`, where possible, so that the end of the file can be written even if the disk
+    runs full. Raises RecordingError if disk space or file is refused."""
 
     def __init__(self, path: str | Path, keep_old: bool = False, reserve: int = 0) -> None:
         self.path, self.keep_old = Path(path), keep_old

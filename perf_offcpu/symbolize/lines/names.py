@@ -125,16 +125,12 @@ def _make(dwarf: ElfImage, seconds: int) -> bytes:
         if done.returncode == _MISSING:
             raise NoLines(losses.NO_LINE_READER)
         if done.returncode == _UNREADABLE:
-            raise NoLines(_hindrance(dwarf) or losses.DWARF_DAMAGED, _last_line(done.stderr))
+            reasons = done.stderr.decode("utf-8", "replace").splitlines() or ["no reason given"]
+            raise NoLines(_hindrance(dwarf) or losses.DWARF_DAMAGED, reasons[-1])
         if done.returncode:
             raise NoLines(losses.DWARF_STOPPED)
         out.seek(0)
         return out.read()
-
-
-def _last_line(text: bytes) -> str:
-    lines = text.decode("utf-8", "replace").splitlines()
-    return lines[-1] if lines else "no reason given"
 
 
 def _hindrance(dwarf: ElfImage) -> LossCause | None:

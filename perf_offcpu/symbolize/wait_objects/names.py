@@ -204,7 +204,10 @@ class _Namer:
             apart = "" if path or peer else f" inode {socket.inode}"
             return _Named(f"{text}{apart}{end}", f"{text}{stable_end}")
         if remote:
-            return _Named(f"{protocol} {remote}{end}", f"{protocol} {_lasting(local, remote)}{stable_end}")
+            lasting = remote
+            if _is_of_client(local, remote):  # whose port differs in the next run
+                lasting = f"{remote.rpartition(':')[0]} at :{local.rpartition(':')[2]}"
+            return _Named(f"{protocol} {remote}{end}", f"{protocol} {lasting}{stable_end}")
         listens = protocol in ("tcp", "mptcp", "sctp") and local
         text = f"{protocol}{' listen' if listens else ''} {local}".rstrip()
         return _Named(text if local else f"{text} inode {socket.inode}", text)
@@ -220,13 +223,6 @@ def _addresses(object_row: ObjectRow) -> tuple[str, str]:
     """Return the addresses of both ends of a connection of an internet protocol, this end first; else "", ""."""
     is_connection = object_row.protocol != "unix" and object_row.local and object_row.remote
     return (plain(object_row.local), plain(object_row.remote)) if is_connection else ("", "")
-
-
-def _lasting(local: str, remote: str) -> str:
-    """Return the remote address without a client's port, which differs in the next run: `HOST at :LOCAL_PORT`."""
-    if not _is_of_client(local, remote):
-        return remote
-    return f"{remote.rpartition(':')[0]} at :{local.rpartition(':')[2]}"
 
 
 def _is_of_client(local: str, remote: str) -> bool:

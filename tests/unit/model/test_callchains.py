@@ -98,7 +98,7 @@ def test_it_finds_what_was_added_and_nothing_else(batches: list[list[int]], aske
 
 def same_slots(count: int) -> np.ndarray:
     """Hashes with the same slots in every table of up to 2^20: first slot and step are equal."""
-    inverse = pow(int(chain_table.MIX), -1, 2**64)
+    inverse = pow(int(callchains.MIX), -1, 2**64)
     # The product's upper bits are 0 for small products; of those, hashes with equal lower bits.
     found = as_hashes([product * inverse % 2**64 for product in range(1, 1 << 20)])
     low = found & np.uint64(1023)
