@@ -80,12 +80,12 @@ def read_recording(reader: PerfDataReader, *, switches: bool = True, snapshots: 
     switch_decoder = SwitchDecoder(reader.features, reader.counters) if switches else None
     stacks = store if snapshots else None
     decoder = SampleDecoder(reader.counters, account, collector.chains, switch_decoder, stacks)
-    batch = _decoded(reader.chunks(), reader, decoder, collector, tasks)
+    batch = _collected(reader.chunks(), reader, decoder, collector, tasks)
     batch.samples.snapshot = store.callers.settled(batch.samples.snapshot, reader.counters)
     return assemble(reader, batch, tasks, account).replaced(snapshots=store.release())
 
 
-def _decoded(
+def _collected(
     chunks: Iterable[Chunk],
     reader: PerfDataReader,
     decoder: SampleDecoder,
@@ -286,7 +286,7 @@ class GrowingFile:
         reader.counters = self._store.counters = counters = Losses()
         decoder = SampleDecoder(counters, account, collector.chains, snapshots=self._store)
         collector.add(self._rest)
-        batch = _decoded(reader.chunks_between(self._place, end), reader, decoder, collector, self._tasks)
+        batch = _collected(reader.chunks_between(self._place, end), reader, decoder, collector, self._tasks)
         self._place, self._account = end, account
         if not account.end_ns:
             self._rest = batch
