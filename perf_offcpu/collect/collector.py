@@ -31,7 +31,7 @@ from perf_offcpu.collect.counters import Counter, Span, counters_event, task_eve
 from perf_offcpu.collect.events import evsels, perf_event
 from perf_offcpu.collect.events.evsels import Support
 from perf_offcpu.collect.existing.inventory import KnownTasks
-from perf_offcpu.collect.existing.kernel_maps import KnownKernel
+from perf_offcpu.collect.existing.kernel_maps import KernelMaps
 from perf_offcpu.collect.existing.maps import MappedBuildIds
 from perf_offcpu.collect.jvms import Jvms
 from perf_offcpu.collect.kernel_totals.user_stacks import Unread
@@ -99,9 +99,9 @@ class Collector(Closing):
             stack.callback(run_delay.close)
             self.pressure = Pressure(runnable=run_delay)
             self.build_ids = MappedBuildIds()
-            self.known_tasks, self.known_kernel = KnownTasks(), KnownKernel()
+            self.known_tasks, self.known_kernel = KnownTasks(), KernelMaps()
             self.unread = Unread()
-            self.pythons = PythonProcesses(self.unread.lost, self._recorded)
+            self.pythons = PythonProcesses(self.unread.lost, self._recorded, self.program.maps)
             stack.callback(self.pythons.close)
             self._loops, lost = frozenset[int](), self.unread.lost
             self.task_readings = [
@@ -112,8 +112,8 @@ class Collector(Closing):
                 stack.callback(readings.stop)
             says_ended = options.target.is_system or bool(options.command)
             self.jvms = Jvms(say, self.unread.lost, self._recorded, asks=options.asks_jvms, says_ended=says_ended)
-            self.pythons.maps = self.program.maps if self.program.reads_python else None
-            self._side_band = SideBand(self.build_ids, self.known_kernel, self.unread.lost, (self.pythons, self.jvms))
+            self._followers = (self.pythons, self.jvms) if self.program.reads_python else (self.jvms,)
+            self._side_band = SideBand(self.build_ids, self.known_kernel, self.unread.lost, self._followers)
             stack.callback(self._side_band.close)
             self._sampling = SamplingEvents(options, support, self.rings.owner, self.program.filter_fd, say)
             stack.callback(self._sampling.close)
@@ -313,8 +313,8 @@ class Collector(Closing):
 
     def note_existing(self, records: bytes) -> None:
         """Find processes that run CPython or a JVM in whole records of what existed when a file began."""
-        self.pythons.see(records)
-        self.jvms.see(records)
+        for follower in self._followers:
+            follower.see(records)
 
     def take_objects(self) -> NDArray[Any]:
         """Return the wait objects that were new since the last call, as rows of `struct offcpu_object`."""

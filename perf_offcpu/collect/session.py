@@ -41,7 +41,7 @@ from perf_offcpu.collect.system.cpus import online_since
 from perf_offcpu.collect.system.privileges import raise_descriptor_limit, raise_priority, too_many_files
 from perf_offcpu.collect.targets import TargetWatch, ends_of
 from perf_offcpu.collect.unprivileged.collector import UserCollector
-from perf_offcpu.collect.unprivileged.session import UserSession
+from perf_offcpu.collect.user_session import UserSession
 from perf_offcpu.collect.workload import SIGNAL_EXIT_BASE, Workload, let_last_thread_leave
 from perf_offcpu.errors import RecordingError
 

@@ -5,12 +5,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from perf_offcpu import losses
+from perf_offcpu.collect.collector import Collector
 from perf_offcpu.collect.counters import Counter
 from perf_offcpu.collect.options import RecordOptions
 from perf_offcpu.collect.rings.pressure import TimeSpent, remedy
-from perf_offcpu.collect.source import Source
 from perf_offcpu.collect.system.clock import now_ns
+from perf_offcpu.collect.unprivileged.collector import UserCollector
 from perf_offcpu.losses import LossCause
+
+Source = Collector | UserCollector
+"""The collector of BPF programs, or that of an ordinary user: both have what a file and its summary need."""
 
 
 def progress_line(

@@ -10,7 +10,7 @@
         ...                                  # samples arrive in the events' rings
         program.disable()
         sums, stacks, _ = program.maps.drain()     # waits that were too short for a sample
-        offsets, ips = stacks.find(sums["stack"])
+        user_stacks = stacks.find(sums["stack"])
 
 The C file describes what the program does. Here it is compiled for the running kernel (`kernel.facts`), loaded and
 attached through file descriptors only: nothing is pinned, so the kernel removes everything when this process ends."""

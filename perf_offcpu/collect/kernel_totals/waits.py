@@ -26,13 +26,11 @@ from perf_offcpu.binary.layout import Layout
 from perf_offcpu.collect.bpf.last_tasks import LastTasks
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.kernel_totals.user_stacks import Unread, UserStack, registers_of, take_user_stacks
+from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.write.columns import Column, pack_columns, pack_samples
 
 U64 = NDArray[np.uint64]
-Stacks = tuple[NDArray[np.int64], U64]
-"""(offsets int64[n + 1], words): the stack of row i is words[offsets[i]:offsets[i + 1]], leaf first."""
-
 BATCH = 8192  # sums that are packed at once: some MB
 
 # The kernel pads raw data so that it ends on 8 bytes together with its size field of 4.
@@ -49,14 +47,12 @@ _USER = np.array([CallchainContext.USER], np.uint64)
 _TASKS_AT_ONCE = 512  # tasks whose records are packed at once: some MB of copies
 
 
-def sum_samples(event: EventSpec, sums: NDArray[Any], stacks: Stacks) -> Iterator[bytes]:
+def sum_samples(event: EventSpec, sums: NDArray[Any], stacks: Ragged) -> Iterator[bytes]:
     """Yield the sample records of `BATCH` sums at a time. `event`: offcpu-time; its first id is used. `sums`: rows with
     the fields of `struct offcpu_sum_key` and `struct offcpu_sum` (bpf/off_cpu.h). `stacks`: their user addresses."""
-    offsets, ips = stacks
     for low in range(0, len(sums), BATCH):
         rows = sums[low : low + BATCH]
-        ends = offsets[low : low + len(rows) + 1]
-        chains = with_user_marker((ends - ends[0], ips[ends[0] : ends[-1]]))
+        chains = with_user_marker(stacks.take(np.arange(low, low + len(rows))))
         payload: dict[str, Column] = {
             "offcpu_ns": rows["total_ns"],
             "kind": int(Kind.SUM),
@@ -75,7 +71,7 @@ def wait_samples(
     cpumode: CpuMode,
     rows: NDArray[Any],
     time_ns: U64,
-    callchains: Stacks,
+    callchains: Ragged,
     payload: dict[str, Column],
     copies: dict[str, Column] | None = None,
 ) -> bytes:
@@ -87,7 +83,8 @@ def wait_samples(
     padding = {"padding": 0, "raw_padding": 0}
     nothing = np.zeros(len(rows) + 1, np.int64)
     no_tcp = {"tcp": (nothing, np.empty(0, np.uint32))}
-    raw = {**offcpu.BLANK_EXTENSION, **fields, **padding, **no_tcp, **payload, "callchain": callchains}
+    chains = {"callchain": (callchains.offsets, callchains.values)}
+    raw = {**offcpu.BLANK_EXTENSION, **fields, **padding, **no_tcp, **payload, **chains}
     columns: dict[str, Column] = {
         **dict.fromkeys(("cpu", "cpu_res", "regs_user_abi", "stack_user_dyn_size"), 0),
         **dict.fromkeys(("callchain", "regs_user"), (nothing, np.empty(0, np.uint64))),
@@ -104,21 +101,16 @@ def wait_samples(
     return pack_samples(event.shape, int(cpumode), columns, len(rows), NATIVE)
 
 
-def with_user_marker(stacks: Stacks) -> Stacks:
+def with_user_marker(stacks: Ragged) -> Ragged:
     """Return the stacks with PERF_CONTEXT_USER before the addresses of each; an empty stack stays empty."""
-    offsets, ips = stacks
-    counts = np.diff(offsets)
-    marked = offsets_of(counts + (counts > 0))
-    words = np.full(int(marked[-1]), int(CallchainContext.USER), np.uint64)
-    words[np.repeat(marked[1:] - offsets[1:], counts) + np.arange(len(ips))] = ips
-    return marked, words
+    markers = offsets_of(np.sign(stacks.lengths))
+    return Ragged.beside([Ragged(markers, np.repeat(_USER, markers[-1])), stacks])
 
 
-def first_addresses(callchains: Stacks) -> U64:
+def first_addresses(callchains: Ragged) -> U64:
     """Return uint64[n]: the leaf of each callchain, which follows its first marker; 0 if it is empty."""
-    offsets, words = callchains
-    leaves: U64 = np.append(words, np.zeros(2, np.uint64))[offsets[:-1] + 1]
-    return np.where(np.diff(offsets) > 0, leaves, np.uint64(0))
+    leaves: U64 = np.append(callchains.values, np.zeros(2, np.uint64))[callchains.offsets[:-1] + 1]
+    return np.where(callchains.lengths > 0, leaves, np.uint64(0))
 
 
 def with_user_stacks(last: LastTasks, again: Callable[[], LastTasks], copy_bytes: int, unread: Unread) -> LastTasks:
@@ -153,7 +145,7 @@ def still_blocked_samples(event: EventSpec, last: LastTasks) -> Iterator[tuple[i
 
 def _records(event: EventSpec, cpumode: CpuMode, last: LastTasks, rows: list[int]) -> bytes:
     chains = [_chain(last.kernel[row], last.user[row]) for row in rows]
-    callchains = offsets_of(np.array([len(chain) for chain in chains])), np.concatenate(chains)
+    callchains = Ragged(offsets_of(np.array([len(chain) for chain in chains])), np.concatenate(chains))
     tasks = last.tasks[rows]
     end = np.maximum(tasks["switch_out_ns"], np.uint64(last.end_ns))
     copies = _copies(tasks, [last.copies[row] for row in rows]) if last.copies else None
@@ -166,10 +158,9 @@ def _copies(tasks: NDArray[Any], stacks: list[bytes]) -> dict[str, Column]:
     has_copy = sizes > 0
     registers = registers_of(tasks)["sampled"]
     padded = b"".join(stack.ljust(-(-len(stack) // 8) * 8, b"\0") for stack in stacks)
-    words: Stacks = (offsets_of(np.where(has_copy, registers.shape[1], 0)), registers[has_copy].reshape(-1))
     return {
         "regs_user_abi": np.where(has_copy, ABI_64, 0),
-        "regs_user": words,
+        "regs_user": (offsets_of(np.where(has_copy, registers.shape[1], 0)), registers[has_copy].reshape(-1)),
         "stack_user": (offsets_of(-(-sizes // 8) * 8), np.frombuffer(padded, np.uint8)),
         "stack_user_dyn_size": sizes,
     }

@@ -18,7 +18,7 @@ from perf_offcpu.collect.collector import Collector
 from perf_offcpu.collect.counters import account_sample
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.output.file import OutputFile, Piece
-from perf_offcpu.collect.source import Source
+from perf_offcpu.collect.summary import Source
 from perf_offcpu.collect.system.background import NAP_S, Future, in_background
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.wait_objects import describe

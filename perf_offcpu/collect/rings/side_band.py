@@ -27,7 +27,7 @@ from perf_offcpu import losses
 from perf_offcpu.abi.records import RECORD_HEADER, RECORD_LAYOUTS, Misc, RecordType
 from perf_offcpu.binary.fields import Buffer
 from perf_offcpu.collect.events.perf_event import NATIVE
-from perf_offcpu.collect.existing.kernel_maps import KnownKernel
+from perf_offcpu.collect.existing.kernel_maps import KernelMaps
 from perf_offcpu.collect.existing.maps import MappedBuildIds, key_of, path_here, read_build_id, remember
 from perf_offcpu.collect.existing.records import ZERO_TRAILER
 from perf_offcpu.collect.python.processes import MappingFollower
@@ -95,7 +95,7 @@ class SideBand:
     ends. `sink`: receives the records. `meanwhile`: is called again and again while files are read."""
 
     def __init__(
-        self, build_ids: MappedBuildIds, kernel: KnownKernel, lost: Losses, followers: Sequence[MappingFollower] = ()
+        self, build_ids: MappedBuildIds, kernel: KernelMaps, lost: Losses, followers: Sequence[MappingFollower] = ()
     ) -> None:
         self._followers = followers
         self._build_ids, self._kernel, self._lost = build_ids, kernel, lost

@@ -10,15 +10,14 @@ from numpy.typing import NDArray
 
 from perf_offcpu.abi.sample import SAMPLE, SampleShape
 from perf_offcpu.binary.columnar import read_columns
-from perf_offcpu.binary.gather import gather_rows, gather_u64, offsets_of
+from perf_offcpu.binary.gather import gather_rows, gather_u64
 from perf_offcpu.collect.events.perf_event import NATIVE
+from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.perfdata.scan import Chunk
 
-_KEY: Final = np.dtype([("tid", "i4"), ("time", "i8"), ("first", "i8"), ("count", "i8")])
-"""A callchain: where its words begin in those of all chains, and how many it has."""
+_KEY: Final = np.dtype([("tid", "i4"), ("time", "i8")])  # of a callchain
 _IDENTIFIER: Final = 8  # offset in a sample: the first field after the header
-_NO_WORDS: Final = np.empty(0, np.uint64)
 
 
 class KernelChains:
@@ -30,8 +29,8 @@ class KernelChains:
 
     def clear(self) -> None:
         """Drop all chains: records were lost, so a chain may be of another wait."""
-        self._keys, self._words = np.zeros(0, _KEY), _NO_WORDS  # keys in order of thread and time
-        self._new: list[tuple[NDArray[Any], NDArray[np.uint64]]] = []
+        self._keys, self._chains = np.zeros(0, _KEY), Ragged()  # in order of thread and time
+        self._new: list[tuple[NDArray[Any], Ragged]] = []
 
     def take_from(self, chunk: Chunk, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """Keep the samples of context switches among the rows `samples`; return those rows."""
@@ -40,34 +39,30 @@ class KernelChains:
         rows = samples[np.isin(gather_u64(chunk.data, chunk.starts[samples] + _IDENTIFIER), self._ids)]
         ends = chunk.starts[rows] + chunk.sizes[rows]
         columns = read_columns(SAMPLE, chunk.data, chunk.starts[rows] + 8, ends, NATIVE, self._shape)
-        offsets, words = gather_rows(chunk.data, columns.arrays["callchain"])
+        chains = Ragged(*gather_rows(chunk.data, columns.arrays["callchain"]))
         keys = np.zeros(len(rows), _KEY)
         keys["tid"], keys["time"] = columns.scalars["tid"], columns.scalars["time"]
-        keys["first"], keys["count"] = offsets[:-1], np.diff(offsets)
-        self._new.append((keys[columns.ok], words))
+        self._new.append((keys[columns.ok], chains.take(np.flatnonzero(columns.ok))))
         return rows
 
     def _sort(self) -> None:
         """Merge the new chains into those sorted by thread and time."""
-        keys = [self._keys, *(keys for keys, _ in self._new)]
-        words = [self._words, *(words for _, words in self._new)]
-        for part, begin in zip(keys, offsets_of(np.array([len(part) for part in words]))[:-1], strict=True):
-            part["first"] += begin
-        merged = np.concatenate(keys)
-        self._keys, self._words = merged[np.lexsort((merged["time"], merged["tid"]))], np.concatenate(words)
-        self._new = []
+        keys = np.concatenate([self._keys, *(keys for keys, _ in self._new)])
+        chains = Ragged.concat([self._chains, *(chains for _, chains in self._new)])
+        order = np.lexsort((keys["time"], keys["tid"]))
+        self._keys, self._chains, self._new = keys[order], chains.take(order), []
 
-    def of_waits(self, waits: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-        """Return the callchains with which waits (`switches.INTERVAL`) began, empty ones where they are not known, as
-        (offsets int64[n + 1], words). The kernel takes the sample just before the SWITCH record, so it lies between the
-        thread's last switch-in (`ran_since`) and the begin of the wait."""
+    def of_waits(self, waits: NDArray[Any]) -> Ragged:
+        """Return the callchains with which waits (`switches.INTERVAL`) began, empty ones where they are not known. The
+        kernel takes the sample just before the SWITCH record, so it lies between the thread's last switch-in
+        (`ran_since`) and the begin of the wait."""
         if self._new:
             self._sort()
         keys = np.append(self._keys, np.zeros(1, _KEY))
         rows = rows_at(keys["tid"][:-1], keys["time"][:-1], waits["tid"].astype(np.int32), waits["begin"])
         times = keys["time"][rows]
         is_of_wait = (rows >= 0) & (times <= waits["begin"]) & (times >= waits["ran_since"])
-        return _picked(keys[np.where(is_of_wait, rows, -1)], self._words)
+        return self._chains.take(np.where(is_of_wait, rows, -1))
 
     def forget(self, last_switches: NDArray[Any]) -> None:
         """Drop chains older than `ran_since` of their thread in `last_switches` (`switches.EVENT`): of past waits."""
@@ -77,12 +72,5 @@ class KernelChains:
         since = np.append(last_switches["ran_since"][order], np.iinfo(np.int64).min)
         rows = np.searchsorted(tids, self._keys["tid"])
         is_known = np.append(tids, 0)[rows] == self._keys["tid"]
-        self._keys = self._keys[self._keys["time"] >= since[np.where(is_known, rows, len(tids))]]
-        offsets, self._words = _picked(self._keys, self._words)
-        self._keys["first"] = offsets[:-1]
-
-
-def _picked(keys: NDArray[Any], words: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-    """Return the words of chains (`_KEY`), one chain after the other: (offsets int64[n + 1], words)."""
-    offsets = offsets_of(keys["count"])
-    return offsets, words[np.repeat(keys["first"] - offsets[:-1], keys["count"]) + np.arange(offsets[-1])]
+        kept = np.flatnonzero(self._keys["time"] >= since[np.where(is_known, rows, len(tids))])
+        self._keys, self._chains = self._keys[kept], self._chains.take(kept)

@@ -5,7 +5,7 @@ and the object. It does not know wakers, nor the run-queue delay of single waits
 kernel.perf_event_paranoid is 1 or lower."""
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from perf_offcpu import losses
 from perf_offcpu.collect.counters import Counter, Span, account_sample, counters_event
 from perf_offcpu.collect.existing.inventory import KnownTasks
-from perf_offcpu.collect.existing.kernel_maps import KnownKernel
+from perf_offcpu.collect.existing.kernel_maps import KernelMaps
 from perf_offcpu.collect.existing.maps import MappedBuildIds
 from perf_offcpu.collect.kernel_totals.user_stacks import Unread
 from perf_offcpu.collect.kernel_totals.waits import sum_samples
@@ -34,6 +34,7 @@ from perf_offcpu.collect.unprivileged.objects import CallObjects
 from perf_offcpu.collect.unprivileged.records import AT_ONCE, ShortSums, register_mask, wait_records
 from perf_offcpu.collect.unprivileged.switches import BEFORE, IN, SwitchLog
 from perf_offcpu.losses import LossCause, Losses
+from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.structs import Closing
 
@@ -57,11 +58,10 @@ class UserCollector(Closing):
         self.waits = EventSpec(waits.attr._replace(sample_regs_user=mask), waits.name, waits.ids)
         self.rings, self.pressure = self._events.rings, Pressure()
         self.build_ids, self.unread = MappedBuildIds(), Unread()
-        self.known_tasks, self.known_kernel = KnownTasks(), KnownKernel()
+        self.known_tasks, self.known_kernel = KnownTasks(), KernelMaps()
         self.counters_event = counters_event(self._events.support)
         self._lost, self._samples, self._unseen = Losses(), 0, Counter(0)
         self._pythons = PythonProcesses(self._lost)
-        self._pythons.maps = self
         self._side_band = SideBand(self.build_ids, self.known_kernel, self.unread.lost, (self._pythons,))
         self._tasks, self._budgets = tasks, Budgets(tasks)
         self._chains = KernelChains(self._events.switch_ids, self._events.switch_shape)
@@ -136,8 +136,7 @@ class UserCollector(Closing):
             self._write_waits(last[rows], [looks[row] for row in rows], sink, over=False)
         sums = self._sums.take()
         self.sums = len(sums)
-        none = np.zeros(len(sums) + 1, np.int64), np.empty(0, np.uint64)
-        for records in sum_samples(self.waits, sums, none):
+        for records in sum_samples(self.waits, sums, Ragged(np.zeros(len(sums) + 1, np.int64))):
             sink.append(records)
         for record in self._budgets.records(self.counters_event, end_ns) if self.options.budget else ():
             sink.append(record)
@@ -198,12 +197,6 @@ class UserCollector(Closing):
     def note_existing(self, records: bytes) -> None:
         """Take records of what processes map already."""
         self._pythons.see(records)
-
-    def set_python(self, pid: int, values: Mapping[str, int], *, forked: bool = False) -> None:
-        """Do nothing: there is no BPF program that reads the state of Python."""
-
-    def forget_python(self, pid: int) -> None:
-        """Do nothing, as `set_python` does."""
 
     def _write_waits(self, waits: NDArray[Any], looks: list[Look | None], sink: Sink, *, over: bool = True) -> None:
         """Write samples of waits, and the Python functions found by the looks at their threads."""

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from perf_offcpu.abi.machine import ABI_64, MACHINES
 from perf_offcpu.abi.offcpu import SYSCALL_UNKNOWN, UNKNOWN_U32, UNKNOWN_U64, Kind, Lost, WaitFlag
 from perf_offcpu.abi.records import CpuMode
-from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.binary.gather import offsets_of
-from perf_offcpu.collect.kernel_totals.waits import wait_samples
+from perf_offcpu.collect.kernel_totals.waits import wait_samples, with_user_marker
 from perf_offcpu.collect.system.cgroups import MOUNTS, cgroup2_mount
 from perf_offcpu.collect.unprivileged.looks import Look
 from perf_offcpu.collect.unprivileged.objects import WaitObject
 from perf_offcpu.collect.unprivileged.switches import BEFORE
 from perf_offcpu.files import kernel_lines, read_kernel, read_kernel_if_any
+from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.perfdata.events import EventSpec
 
 AT_ONCE: Final = 512  # waits whose samples are packed at once: some MB of copies
@@ -40,15 +40,10 @@ def register_mask() -> int:
 
 
 def wait_records(
-    event: EventSpec,
-    waits: NDArray[Any],
-    looks: Sequence[Look | None],
-    kernel_chains: tuple[NDArray[np.int64], NDArray[np.uint64]],
-    *,
-    over: bool = True,
+    event: EventSpec, waits: NDArray[Any], looks: Sequence[Look | None], kernel_chains: Ragged, *, over: bool = True
 ) -> bytes:
     """Return one sample record of `event` for each wait (`switches.INTERVAL`), with what was seen of its thread, and
-    its callchain in the kernel (offsets int64[n + 1], words), which may be empty. `over`: the waits have ended."""
+    its callchain in the kernel, which may be empty. `over`: the waits have ended."""
     seen = [look or _NOTHING for look in looks]
     objects = [look.found for look in seen]
     rows = np.zeros(len(waits), SUM)
@@ -71,13 +66,8 @@ def wait_records(
         "runq_ns": np.where(waits["preempted"], lengths, np.uint64(UNKNOWN_U64)),
         **columns,
     }
-    offsets, words = kernel_chains
-    chain_offsets = offsets_of(np.diff(offsets) + 2 * has_stack)
-    chain_words = np.empty(chain_offsets[-1], np.uint64)
-    chain_words[np.repeat(chain_offsets[:-1] - offsets[:-1], np.diff(offsets)) + np.arange(len(words))] = words
-    user = chain_offsets[1:][has_stack]
-    chain_words[user - 2], chain_words[user - 1] = int(CallchainContext.USER), [look.pc for look in seen if look.pc]
-    chains = chain_offsets, chain_words
+    leaves = Ragged(offsets_of(has_stack.astype(np.int64)), np.array([look.pc for look in seen if look.pc], np.uint64))
+    chains = Ragged.beside([kernel_chains, with_user_marker(leaves)])
     copies = _copies(seen) | {"cpu": waits["cpu"]}
     return wait_samples(event, CpuMode.USER, rows, waits["end"], chains, payload, copies)
 

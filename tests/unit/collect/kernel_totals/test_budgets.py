@@ -16,6 +16,7 @@ from perf_offcpu.collect.bpf.last_tasks import LastTasks, parse_tasks
 from perf_offcpu.collect.events.evsels import SAMPLE_TYPE
 from perf_offcpu.collect.kernel_totals.budgets import BudgetShares, by_kernel_figures
 from perf_offcpu.collect.kernel_totals.waits import first_addresses, sum_samples, with_user_marker
+from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.resources import bpf_dir
 
@@ -190,8 +191,8 @@ ROW = np.dtype([
 ])  # fmt: skip
 
 
-def stacks(*each: list[int]) -> tuple[Any, Any]:
-    return np.cumsum([0, *map(len, each)]).astype(np.int64), np.array([ip for stack in each for ip in stack], np.uint64)
+def stacks(*each: list[int]) -> Ragged:
+    return Ragged.from_lists(list(each))
 
 
 def unpacked(data: bytes) -> list[dict[str, Any]]:
@@ -246,9 +247,9 @@ def test_many_sums_come_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_marker_stands_before_frames_only() -> None:
-    offsets, words = with_user_marker(stacks([], [1, 2], [], [3]))
-    assert (offsets.tolist(), words.tolist()) == ([0, 0, 3, 3, 5], [USER, 1, 2, USER, 3])
-    assert first_addresses((offsets, words)).tolist() == [0, 1, 0, 3]
+    marked = with_user_marker(stacks([], [1, 2], [], [3]))
+    assert (marked.offsets.tolist(), marked.values.tolist()) == ([0, 0, 3, 3, 5], [USER, 1, 2, USER, 3])
+    assert first_addresses(marked).tolist() == [0, 1, 0, 3]
     assert first_addresses(stacks([])).tolist() == [0]
 
 

@@ -11,7 +11,7 @@ import pytest
 from perf_offcpu.abi.records import CpuMode, Misc, RecordType
 from perf_offcpu.binary.fields import Buffer
 from perf_offcpu.collect.existing import maps
-from perf_offcpu.collect.existing.kernel_maps import KnownKernel
+from perf_offcpu.collect.existing.kernel_maps import KernelMaps
 from perf_offcpu.collect.existing.maps import MappedBuildIds
 from perf_offcpu.collect.existing.records import mmap2, synthesized
 from perf_offcpu.collect.rings.pressure import DrainPriority, Pressure, RunDelay, TimeSpent, remedy
@@ -150,7 +150,7 @@ def mapped(name: bytes, prot: int) -> bytes:
     (b"[stack]", READ | WRITE, False), (b"[vvar]", READ, False), (b"[vdso]", READ | EXECUTE, True),
 ])  # fmt: skip
 def test_maps_of_own_data_are_left_out(name: bytes, prot: int, stays: bool) -> None:
-    side_band, kept = SideBand(MappedBuildIds(), KnownKernel(), Losses()), list[Buffer]()
+    side_band, kept = SideBand(MappedBuildIds(), KernelMaps(), Losses()), list[Buffer]()
     side_band.sink = SimpleNamespace(append=lambda *pieces: kept.extend(pieces))
     record = mapped(name, prot)
     side_band.append(COMM + record, record + COMM)
@@ -167,7 +167,7 @@ def test_the_build_id_is_read_by_the_mapping_of_code() -> None:
     values: dict[str, object] = {**place, "maj": 0, "min": 0, "ino": own.inode, "ino_generation": 0}
     values |= {"prot": READ | EXECUTE, "filename": b"/nowhere/file"}
     data = mmap2(CpuMode.USER, values | {"len": 1 << 40, "prot": READ}, misc=Misc.MMAP_DATA)
-    side_band, kept = SideBand(MappedBuildIds(), KnownKernel(), Losses()), list[Buffer]()
+    side_band, kept = SideBand(MappedBuildIds(), KernelMaps(), Losses()), list[Buffer]()
     side_band.sink = SimpleNamespace(append=lambda *pieces: kept.extend(pieces))
     side_band.append(mmap2(CpuMode.USER, values) + data)
     build_id = maps.build_id_at(own.name)
