@@ -39,11 +39,12 @@ from perf_offcpu.collect.rings.waiter import FLUSH_S, STEADY_FLUSH_S, Waiter
 from perf_offcpu.collect.summary import Summary
 from perf_offcpu.collect.system.cpus import online_since
 from perf_offcpu.collect.system.privileges import raise_descriptor_limit, raise_priority, too_many_files
-from perf_offcpu.collect.targets import TargetWatch, ends_of
+from perf_offcpu.collect.targets import TargetWatch, open_pidfd
 from perf_offcpu.collect.unprivileged.collector import UserCollector
 from perf_offcpu.collect.user_session import UserSession
 from perf_offcpu.collect.workload import SIGNAL_EXIT_BASE, Workload, let_last_thread_leave
 from perf_offcpu.errors import RecordingError
+from perf_offcpu.files import descriptor
 
 TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGHUP)
 GRACE_S = 2.0  # a terminal sends these signals to the command, too, which may print a summary before it ends
@@ -75,7 +76,7 @@ def record(
     """
     with contextlib.ExitStack() as stack:
         watch = stack.enter_context(contextlib.closing(TargetWatch(options.target)))
-        enders = stack.enter_context(ends_of([options.until_exit] if options.until_exit else []))
+        enders = [stack.enter_context(descriptor(open_pidfd(options.until_exit)))] if options.until_exit else []
         workload = None
         if options.command:
             output_fd = 2 if options.output == STANDARD_OUTPUT else 1

@@ -11,11 +11,10 @@ from typing import Final
 import numpy as np
 
 from perf_offcpu.collect.go.program import U64, Memory
-from perf_offcpu.collect.wait_objects.sockets import EPOLL, Socket, sockets_of
+from perf_offcpu.collect.wait_objects.sockets import EPOLL, Socket, socket_inode, sockets_of
 from perf_offcpu.files import read_kernel_if_any
 
 _WATCHED: Final = re.compile(rb"^tfd:\s+(\d+) events:\s+\w+ data:\s+(\w+)", re.MULTILINE)
-_SOCKET: Final = re.compile(r"socket:\[(\d+)\]")
 _MOST_BYTES, _MOST_LINKS, _MOST_EPOLLS, _MOST_SOCKETS, _MOST_KEPT = 2 << 20, 1024, 4, 256, 4096
 _DESC_BYTES, _FD, _WAITERS = 48, 1, slice(2, 6)  # of a pollDesc; words: its descriptor, goroutines among other things
 _TAG_BITS, _ALIGNMENT = np.int64(19), np.int64(3)
@@ -33,12 +32,8 @@ class Peers:
         """Return address of `runtime.g` → peer that it waits for: "tcp 10.0.0.7:5432", "a client", "the next
         connection"; goroutines without a known peer are left out."""
         descriptor_of = self._descriptors(goroutines)
-        inode_of = dict[int, bytes]()
-        for fd in [*set(descriptor_of.values())][:_MOST_SOCKETS]:
-            with suppress(OSError):
-                target = os.readlink(f"/proc/{self._pid}/fd/{fd}")  # direct: a link of /proc
-                link = _SOCKET.fullmatch(target)
-                inode_of |= {fd: link[1].encode()} if link else {}
+        fds = [*set(descriptor_of.values())][:_MOST_SOCKETS]
+        inode_of = {fd: inode for fd in fds if (inode := socket_inode(self._pid, fd))}
         if unknown := frozenset(inode_of.values()) - self._sockets.keys():
             kept = self._sockets if len(self._sockets) < _MOST_KEPT else {}
             self._sockets = kept | dict.fromkeys(unknown, Socket(b"", False, False)) | sockets_of(self._pid, unknown)

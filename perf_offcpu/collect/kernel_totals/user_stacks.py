@@ -14,7 +14,6 @@ import platform
 import struct
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -25,6 +24,7 @@ from perf_offcpu.abi.machine import MACHINES
 from perf_offcpu.abi.offcpu import LARGEST_COPY
 from perf_offcpu.collect.bpf.kernel.facts import MAX_FRAMES
 from perf_offcpu.collect.system.helper import Avoided, Helper, ask_each
+from perf_offcpu.files import descriptor
 from perf_offcpu.losses import Losses
 
 U64 = NDArray[np.uint64]
@@ -48,16 +48,17 @@ class Unread:
         self.avoided, self.lost = Avoided(), Losses()
 
 
-def read_memory(tid: int, address: int, size: int) -> bytes:
-    """Return `size` bytes of memory of the process of a thread; b"" if not all of them can be read."""
-    try:
-        # direct: a file of /proc
-        memory = os.open(f"/proc/{tid}/mem", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    content = _read(memory, address, size)
-    os.close(memory)
-    return content if len(content) == size else b""
+def read_memory(tid: int, address: int, size: int, *, cut: bool = False) -> bytes:
+    """Return `size` bytes of memory of the process of a thread; b"" if not all of them can be read. `cut`: return those
+    up to the first page that cannot be read."""
+    content = b""
+    with contextlib.suppress(OSError), descriptor(_open_memory(tid)) as memory:
+        content = _read(memory, address, size)
+    return content if cut or len(content) == size else b""
+
+
+def _open_memory(tid: int) -> int:
+    return os.open(f"/proc/{tid}/mem", os.O_RDONLY | os.O_CLOEXEC)  # direct: a file of /proc
 
 
 def of_each(
@@ -91,12 +92,9 @@ def of_each(
     return result_of
 
 
-@dataclass(slots=True)
-class UserStack:
-    """The user stack of a task: `frames` leaf first, and `copy`, the bytes from the stack pointer on (b"": none)."""
-
-    frames: list[int] = field(default_factory=list)
-    copy: bytes = b""
+UserStack = tuple[list[int], bytes]
+"""The user stack of a task: frames, leaf first, and a copy of the bytes from the stack pointer on (b"": none)."""
+NO_STACK: Final[UserStack] = [], b""
 
 
 def registers_of(tasks: NDArray[Any]) -> dict[str, U64]:
@@ -124,10 +122,9 @@ def sizes_of_copies(tasks: NDArray[Any], copy_bytes: int) -> NDArray[np.int64]:
     return np.where(end > sp, reach, copy_bytes)
 
 
-def take_user_stacks(tasks: NDArray[Any], copy_bytes: int, unread: Unread, time_s: float = TIME_S) -> list[UserStack]:
+def take_user_stacks(tasks: NDArray[Any], copy_bytes: int, unread: Unread) -> list[UserStack]:
     """Return the user stack of each task. `tasks`: rows of `struct offcpu_last`. `copy_bytes`: as in `sizes_of_copies`.
-    `unread`: counts the stacks that are not read, or have no copy because there are too many. `time_s`: time after
-    which the stacks that are still missing stay empty."""
+    `unread`: counts the stacks that are not read in time, or have no copy because there are too many."""
     registers, pids = registers_of(tasks), tasks["pid"]
     sizes = _bounded(sizes_of_copies(tasks, copy_bytes), pids, unread).tolist()
     tids, ips, sps, fps = (
@@ -135,11 +132,11 @@ def take_user_stacks(tasks: NDArray[Any], copy_bytes: int, unread: Unread, time_
     )
     rows = np.flatnonzero(registers["ip"])
 
-    def take(row: int) -> tuple[list[int], bytes]:
+    def take(row: int) -> UserStack:
         return _take(tids[row], ips[row], sps[row], fps[row], sizes[row])
 
-    stacks = of_each(rows.tolist(), pids[rows].tolist(), take, unread, time_s)
-    return [UserStack(*stacks.get(row, ([], b""))) for row in range(len(tasks))]
+    stacks = of_each(rows.tolist(), pids[rows].tolist(), take, unread)
+    return [stacks.get(row, NO_STACK) for row in range(len(tasks))]
 
 
 def _bounded(sizes: NDArray[np.int64], pids: NDArray[Any], unread: Unread) -> NDArray[np.int64]:
@@ -156,15 +153,10 @@ def _bounded(sizes: NDArray[np.int64], pids: NDArray[Any], unread: Unread) -> ND
     return np.where(fits, sizes, 0)
 
 
-def _take(tid: int, ip: int, sp: int, fp: int, copy_bytes: int) -> tuple[list[int], bytes]:
+def _take(tid: int, ip: int, sp: int, fp: int, copy_bytes: int) -> UserStack:
     """Return (frames by frame pointer, leaf first; copy of at most `copy_bytes` from `sp` on) of a thread's stack."""
-    frames = [ip]
-    try:
-        # direct: a file of /proc
-        memory = os.open(f"/proc/{tid}/mem", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:  # the process has ended
-        return frames, b""
-    try:
+    frames, top = [ip], b""
+    with contextlib.suppress(OSError), descriptor(_open_memory(tid)) as memory:  # else the process has ended
         top = _read(memory, sp, max(_TOP, copy_bytes))
         while len(frames) < MAX_FRAMES and 0 < fp < _USER_HALF:
             offset = fp - sp
@@ -175,8 +167,6 @@ def _take(tid: int, ip: int, sp: int, fp: int, copy_bytes: int) -> tuple[list[in
             if not ip:
                 break
             frames.append(ip)
-    finally:
-        os.close(memory)
     return frames, top[:copy_bytes]
 
 

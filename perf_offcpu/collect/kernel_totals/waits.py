@@ -25,7 +25,7 @@ from perf_offcpu.binary.gather import offsets_of
 from perf_offcpu.binary.layout import Layout
 from perf_offcpu.collect.bpf.last_tasks import LastTasks
 from perf_offcpu.collect.events.perf_event import NATIVE
-from perf_offcpu.collect.kernel_totals.user_stacks import Unread, UserStack, registers_of, take_user_stacks
+from perf_offcpu.collect.kernel_totals.user_stacks import NO_STACK, Unread, registers_of, take_user_stacks
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.write.columns import Column, pack_columns, pack_samples
@@ -64,6 +64,26 @@ def sum_samples(event: EventSpec, sums: NDArray[Any], stacks: Ragged) -> Iterato
             "object_id": rows["object_id"],
         }
         yield wait_samples(event, CpuMode.USER, rows, rows["last_switch_in_ns"], chains, payload)
+
+
+SUM_KEY = ("tid", "pid", "state", "syscall", "flags", "cgroup", "object_id")
+"""Members of `struct offcpu_sum_key` and `struct offcpu_sum` that tell sums apart, besides their stacks."""
+_REDUCED = {
+    **dict.fromkeys(("total_ns", "count", "runq_ns", "woken"), np.add),
+    **dict.fromkeys(("longest_ns", "last_switch_in_ns"), np.maximum),
+    "first_switch_out_ns": np.minimum,
+}
+
+
+def united(sums: NDArray[Any]) -> NDArray[Any]:
+    """Return sums (rows as in `sum_samples`) with those of one SUM_KEY added up."""
+    rows = sums[np.lexsort([sums[name] for name in SUM_KEY])]
+    keys = rows[[*SUM_KEY]]
+    first = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])[: len(rows)])
+    result = rows[first]
+    for name, reduce in _REDUCED.items() if len(first) else ():
+        result[name] = reduce.reduceat(rows[name], first)
+    return result
 
 
 def wait_samples(
@@ -123,11 +143,10 @@ def with_user_stacks(last: LastTasks, again: Callable[[], LastTasks], copy_bytes
     stacks = take_user_stacks(tasks[wanted], copy_bytes, unread)
     sound = last.stand_still(again())
     for row, stack in zip(np.flatnonzero(wanted).tolist(), stacks, strict=True):
-        user_stack = stack if sound[row] else UserStack()
-        copies[row] = user_stack.copy
+        frames, copies[row] = stack if sound[row] else NO_STACK
         if empty[row]:
-            user[row] = np.array(user_stack.frames, np.uint64)
-            tasks["lost"][row] |= 0 if user_stack.frames else np.uint32(offcpu.Lost.USER_STACK)
+            user[row] = np.array(frames, np.uint64)
+            tasks["lost"][row] |= 0 if frames else np.uint32(offcpu.Lost.USER_STACK)
     return replace(last, tasks=tasks, user=tuple(user), copies=tuple(copies))
 
 
@@ -148,15 +167,16 @@ def _records(event: EventSpec, cpumode: CpuMode, last: LastTasks, rows: list[int
     callchains = Ragged(offsets_of(np.array([len(chain) for chain in chains])), np.concatenate(chains))
     tasks = last.tasks[rows]
     end = np.maximum(tasks["switch_out_ns"], np.uint64(last.end_ns))
-    copies = _copies(tasks, [last.copies[row] for row in rows]) if last.copies else None
+    registers = registers_of(tasks)["sampled"]
+    copies = copy_columns(registers, [last.copies[row] for row in rows]) if last.copies else None
     return wait_samples(event, cpumode, tasks, end, callchains, _payload(tasks, end), copies)
 
 
-def _copies(tasks: NDArray[Any], stacks: list[bytes]) -> dict[str, Column]:
-    """Return the columns of PERF_SAMPLE_REGS_USER and PERF_SAMPLE_STACK_USER; rows with the stack b"" have none."""
+def copy_columns(registers: U64, stacks: list[bytes]) -> dict[str, Column]:
+    """Return the columns of PERF_SAMPLE_REGS_USER and PERF_SAMPLE_STACK_USER; rows with the stack b"" have none.
+    `registers`: uint64[n, registers]. `stacks`: a copy for each row."""
     sizes = np.array([len(stack) for stack in stacks], np.int64)
     has_copy = sizes > 0
-    registers = registers_of(tasks)["sampled"]
     padded = b"".join(stack.ljust(-(-len(stack) // 8) * 8, b"\0") for stack in stacks)
     return {
         "regs_user_abi": np.where(has_copy, ABI_64, 0),

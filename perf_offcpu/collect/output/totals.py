@@ -19,7 +19,13 @@ from perf_offcpu.collect.counters import Reading, account_sample, task_sample
 from perf_offcpu.collect.kernel_totals.budgets import BATCH as BUDGETS_AT_ONCE
 from perf_offcpu.collect.kernel_totals.budgets import BudgetShares, budget_samples
 from perf_offcpu.collect.kernel_totals.waits import BATCH as SUMS_AT_ONCE
-from perf_offcpu.collect.kernel_totals.waits import still_blocked_samples, sum_samples, with_user_stacks
+from perf_offcpu.collect.kernel_totals.waits import (
+    SUM_KEY,
+    still_blocked_samples,
+    sum_samples,
+    united,
+    with_user_stacks,
+)
 from perf_offcpu.collect.output.file import OutputFile, Piece
 from perf_offcpu.collect.rings.waiter import FLUSH_S
 from perf_offcpu.collect.system.background import Future, stepping_until
@@ -150,9 +156,6 @@ class KernelTotals:
             yield Piece(losses.BUDGETS_UNWRITTEN, np.zeros(number, np.uint64), records, batched=True)
 
 
-_KEY = ("tid", "pid", "state", "syscall", "flags", "cgroup", "object_id")
-"""Members of `struct offcpu_sum_key` and `struct offcpu_sum` that exact and drawn rows of one sum have in common."""
-
 _DRAWN = np.uint32(WaitFlag.DRAWN)
 _MOST_HELD = 1 << 16  # sums, about 10 MB
 
@@ -179,7 +182,7 @@ class DrawnStacks:
         is_drawn = (sums["flags"] & _DRAWN) != 0
         exact, drawn = sums[~is_drawn], sums[is_drawn & (sums["total_ns"] > 0)]
         if self._held is not None:
-            exact, self._held = _united(np.concatenate([self._held, exact])), None
+            exact, self._held = united(np.concatenate([self._held, exact])), None
         owner = _owners(exact, drawn)
         is_shared = np.zeros(len(exact), np.bool_)
         is_shared[owner[owner >= 0]] = True
@@ -190,9 +193,9 @@ class DrawnStacks:
 
 
 def _keys(rows: Rows) -> Rows:
-    """Return the `_KEY` of each row, packed, without the flag DRAWN."""
-    keys = np.empty(len(rows), [(name, rows.dtype[name]) for name in _KEY])
-    for name in _KEY:
+    """Return the SUM_KEY of each row, packed, without the flag DRAWN."""
+    keys = np.empty(len(rows), [(name, rows.dtype[name]) for name in SUM_KEY])
+    for name in SUM_KEY:
         keys[name] = rows[name]
     keys["flags"] &= ~_DRAWN
     return keys
@@ -205,22 +208,6 @@ def _owners(exact: Rows, drawn: Rows) -> NDArray[np.int64]:
     row_of_kind[of_row[: len(exact)]] = np.arange(len(exact))
     owners: NDArray[np.int64] = row_of_kind[of_row[len(exact) :]]
     return owners
-
-
-def _united(rows: Rows) -> Rows:
-    """Return exact rows with those of one `_KEY` added up."""
-    kinds, of_row = np.unique(_keys(rows), return_inverse=True)
-    if len(kinds) == len(rows):
-        return rows
-    order = np.argsort(of_row, kind="stable")
-    first = np.searchsorted(of_row[order], np.arange(len(kinds)))
-    result = rows[order][first]
-    for name in ("total_ns", "count", "runq_ns", "woken"):
-        result[name] = np.add.reduceat(rows[name][order], first)
-    for name in ("longest_ns", "last_switch_in_ns"):
-        result[name] = np.maximum.reduceat(rows[name][order], first)
-    result["first_switch_out_ns"] = np.minimum.reduceat(rows["first_switch_out_ns"][order], first)
-    return result
 
 
 def _shares(exact: Rows, drawn: Rows, owner: NDArray[np.int64]) -> Rows:

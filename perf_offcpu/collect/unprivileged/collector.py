@@ -17,7 +17,7 @@ from perf_offcpu.collect.existing.inventory import KnownTasks
 from perf_offcpu.collect.existing.kernel_maps import KernelMaps
 from perf_offcpu.collect.existing.maps import MappedBuildIds
 from perf_offcpu.collect.kernel_totals.user_stacks import Unread
-from perf_offcpu.collect.kernel_totals.waits import sum_samples
+from perf_offcpu.collect.kernel_totals.waits import sum_samples, united
 from perf_offcpu.collect.options import RecordOptions
 from perf_offcpu.collect.python.functions import functions_payload
 from perf_offcpu.collect.python.processes import PythonProcesses
@@ -31,7 +31,7 @@ from perf_offcpu.collect.unprivileged.chains import KernelChains
 from perf_offcpu.collect.unprivileged.events import TaskEvents
 from perf_offcpu.collect.unprivileged.looks import Look, Reader, Sleeper
 from perf_offcpu.collect.unprivileged.objects import CallObjects
-from perf_offcpu.collect.unprivileged.records import AT_ONCE, ShortSums, register_mask, wait_records
+from perf_offcpu.collect.unprivileged.records import AT_ONCE, SUM, register_mask, short_sums, wait_records
 from perf_offcpu.collect.unprivileged.switches import BEFORE, IN, SwitchLog
 from perf_offcpu.losses import LossCause, Losses
 from perf_offcpu.model.callchains import Ragged
@@ -68,7 +68,7 @@ class UserCollector(Closing):
         self._switches = SwitchLog(tasks, 0, self._lost, self._chains)
         self._objects = CallObjects(options.objects)
         self._reader = Reader(options.stack_bytes, self._objects, self._pythons.offsets, self._lost)
-        self._sums, self.sums = ShortSums(), 0
+        self._sums, self.sums = np.zeros(0, SUM), 0
         self._keeps_preempted = "R" in options.states
 
     @property
@@ -134,9 +134,8 @@ class UserCollector(Closing):
         for low in range(0, len(waits), AT_ONCE):
             rows = waits[low : low + AT_ONCE]
             self._write_waits(last[rows], [looks[row] for row in rows], sink, over=False)
-        sums = self._sums.take()
-        self.sums = len(sums)
-        for records in sum_samples(self.waits, sums, Ragged(np.zeros(len(sums) + 1, np.int64))):
+        self.sums = len(self._sums)
+        for records in sum_samples(self.waits, self._sums, Ragged(np.zeros(self.sums + 1, np.int64))):
             sink.append(records)
         for record in self._budgets.records(self.counters_event, end_ns) if self.options.budget else ():
             sink.append(record)
@@ -160,7 +159,7 @@ class UserCollector(Closing):
             self._budgets.add(intervals, dict(zip(rows.tolist(), looks, strict=True)))
         short = intervals[is_wait & ~is_long & (length >= self.options.min_block_ns)]
         if len(short):
-            self._sums.add(short)
+            self._sums = united(np.concatenate([self._sums, short_sums(short)]))
         unseen = [row for row, look in zip(rows.tolist(), looks, strict=True) if look is None]
         self._unseen = Counter(self._unseen.events + len(unseen), self._unseen.ns + int(length[unseen].sum()))
         self._samples += len(rows)

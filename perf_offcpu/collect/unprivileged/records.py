@@ -11,11 +11,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from perf_offcpu.abi.machine import ABI_64, MACHINES
+from perf_offcpu.abi.machine import MACHINES
 from perf_offcpu.abi.offcpu import SYSCALL_UNKNOWN, UNKNOWN_U32, UNKNOWN_U64, Kind, Lost, WaitFlag
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.binary.gather import offsets_of
-from perf_offcpu.collect.kernel_totals.waits import wait_samples, with_user_marker
+from perf_offcpu.collect.kernel_totals.waits import copy_columns, wait_samples, with_user_marker
 from perf_offcpu.collect.system.cgroups import MOUNTS, cgroup2_mount
 from perf_offcpu.collect.unprivileged.looks import Look
 from perf_offcpu.collect.unprivileged.objects import WaitObject
@@ -46,11 +46,8 @@ def wait_records(
     its callchain in the kernel, which may be empty. `over`: the waits have ended."""
     seen = [look or _NOTHING for look in looks]
     objects = [look.found for look in seen]
-    rows = np.zeros(len(waits), SUM)
-    for name in ("pid", "tid"):
-        rows[name] = waits[name]
+    rows = _rows_of(waits)
     rows["cgroup"] = [cgroup_of(pid) for pid in waits["pid"].tolist()]
-    rows["flags"] = np.where(waits["preempted"], int(WaitFlag.PREEMPTED), 0)
     rows["flags"] |= np.where(waits["kind"] == BEFORE, int(WaitFlag.BEGAN_BEFORE), 0).astype(np.uint32)
     has_stack = np.array([look.pc != 0 for look in seen], np.bool_)
     rows["lost"] = np.where(has_stack, 0, int(Lost.USER_STACK))
@@ -72,18 +69,31 @@ def wait_records(
     return wait_samples(event, CpuMode.USER, rows, waits["end"], chains, payload, copies)
 
 
+def _rows_of(waits: NDArray[Any]) -> NDArray[Any]:
+    rows = np.zeros(len(waits), SUM)
+    rows["pid"], rows["tid"] = waits["pid"], waits["tid"]
+    rows["flags"] = np.where(waits["preempted"], int(WaitFlag.PREEMPTED), 0)
+    return rows
+
+
+def short_sums(waits: NDArray[Any]) -> NDArray[Any]:
+    """Return n sums of one wait each (`switches.INTERVAL`), to be united (`kernel_totals.waits`): waits that are
+    shorter than the threshold are added up by thread, and by whether the thread stayed runnable."""
+    rows = _rows_of(waits)
+    rows["state"], rows["syscall"], rows["lost"] = UNKNOWN_U32, SYSCALL_UNKNOWN, int(Lost.USER_STACK)
+    rows["total_ns"] = rows["longest_ns"] = waits["end"] - waits["begin"]
+    rows["count"], rows["woken"] = 1, waits["preempted"]
+    rows["runq_ns"] = np.where(waits["preempted"], rows["total_ns"], np.uint64(0))
+    rows["first_switch_out_ns"], rows["last_switch_in_ns"] = waits["begin"], waits["end"]
+    return rows
+
+
 def _copies(looks: Sequence[Look]) -> dict[str, Any]:
-    stacks = [look.stack[: len(look.stack) // 8 * 8] for look in looks]
-    sizes = np.array([len(stack) for stack in stacks], np.int64)
     registers = MACHINES[platform.machine()].registers
     in_order = registers.of_sample.index(registers.sp) < registers.of_sample.index(registers.pc)
-    words = [((look.sp, look.pc) if in_order else (look.pc, look.sp)) for look in looks if look.stack]
-    return {
-        "regs_user_abi": np.where(sizes > 0, ABI_64, 0),
-        "regs_user": (offsets_of(np.where(sizes > 0, 2, 0)), np.array(words, np.uint64).reshape(-1)),
-        "stack_user": (offsets_of(sizes), np.frombuffer(b"".join(stacks), np.uint8)),
-        "stack_user_dyn_size": sizes,
-    }
+    words = [((look.sp, look.pc) if in_order else (look.pc, look.sp)) for look in looks]
+    stacks = [look.stack[: len(look.stack) // 8 * 8] for look in looks]
+    return copy_columns(np.array(words, np.uint64).reshape(-1, 2), stacks)
 
 
 @functools.lru_cache(1 << 12)
@@ -101,42 +111,3 @@ def cgroup_of(pid: int) -> int:
 @functools.cache
 def _cgroup_mount() -> bytes | None:
     return cgroup2_mount(read_kernel(MOUNTS))
-
-
-class ShortSums:
-    """Add up waits that are shorter than the threshold, by thread, and by whether the thread stayed runnable."""
-
-    def __init__(self) -> None:
-        self._sums = np.zeros(0, SUM)
-
-    def add(self, waits: NDArray[Any]) -> None:
-        """Add n waits (`switches.INTERVAL`)."""
-        rows = np.zeros(len(waits), SUM)
-        for name in ("pid", "tid"):
-            rows[name] = waits[name]
-        rows["flags"] = np.where(waits["preempted"], int(WaitFlag.PREEMPTED), 0)
-        rows["total_ns"] = rows["longest_ns"] = waits["end"] - waits["begin"]
-        rows["count"] = 1
-        rows["first_switch_out_ns"], rows["last_switch_in_ns"] = waits["begin"], waits["end"]
-        rows = np.concatenate([self._sums, rows])
-        rows = rows[np.lexsort((rows["flags"], rows["tid"], rows["pid"]))]
-        keys = rows[["pid", "tid", "flags"]]
-        firsts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])[: len(rows)])
-        self._sums = rows[firsts]
-        for name, reduce in (
-            ("total_ns", np.add),
-            ("count", np.add),
-            ("longest_ns", np.maximum),
-            ("first_switch_out_ns", np.minimum),
-            ("last_switch_in_ns", np.maximum),
-        ):
-            self._sums[name] = reduce.reduceat(rows[name], firsts) if len(firsts) else 0
-
-    def take(self) -> NDArray[Any]:
-        """Return all sums, as `kernel_totals.waits.sum_samples` takes them, and begin again."""
-        sums, self._sums = self._sums, np.zeros(0, SUM)
-        sums["state"], sums["syscall"] = UNKNOWN_U32, SYSCALL_UNKNOWN
-        sums["lost"] = int(Lost.USER_STACK)
-        preempted = sums["flags"] != 0
-        sums["woken"][preempted], sums["runq_ns"][preempted] = 1, sums["total_ns"][preempted]
-        return sums

@@ -17,7 +17,6 @@ _LISTENS: Final = b"0A"  # TCP_LISTEN in include/net/tcp_states.h
 _UNIX_FLAGS, _UNIX_INODE, _UNIX_PATH = 3, 6, 7
 _LOCAL, _REMOTE, _STATE, _INODE = 1, 2, 3, 9  # columns of /proc/net/unix, and of /proc/net/tcp and udp
 _ACCEPTS: Final = 1 << 16  # __SO_ACCEPTCON in /proc/net/unix: the socket listens
-_TABLES: Final = {"tcp": "tcp", "tcp6": "tcp", "udp": "udp", "udp6": "udp"}
 
 EPOLL: Final = b"[eventpoll]"  # the kernel's name of an epoll instance
 
@@ -71,6 +70,15 @@ class ListeningPorts:
         return ports
 
 
+def socket_inode(pid: int, fd: int) -> bytes:
+    """Return the inode (decimal text) of a process's socket; b"" if the descriptor is of another file, or gone."""
+    try:
+        link = _SOCKET.fullmatch(os.readlink(f"/proc/{pid}/fd/{fd}"))  # direct: not followed
+    except OSError:
+        return b""
+    return link[1].encode() if link else b""
+
+
 def sockets_of(pid: int, inodes: frozenset[bytes]) -> dict[bytes, Socket]:
     """Return inode (decimal text) → socket, for sockets in the network namespace of a process, of these `inodes`."""
     sockets: dict[bytes, Socket] = {}
@@ -81,7 +89,8 @@ def sockets_of(pid: int, inodes: frozenset[bytes]) -> dict[bytes, Socket]:
             listens = bool(int(words[_UNIX_FLAGS], 16) & _ACCEPTS)
             sockets[words[_UNIX_INODE]] = Socket(b"unix " + path if path else b"", not path, listens)
     ports: set[bytes] = set()
-    for table, protocol in _TABLES.items():
+    for table in ("tcp", "tcp6", "udp", "udp6"):
+        protocol = table.removesuffix("6")
         for line in _lines(pid, table) if len(sockets) < len(inodes) else ():
             words = line.split(None, _INODE + 1)
             if len(words) <= _INODE:
@@ -147,14 +156,7 @@ def watched_by(pid: int, fd: int) -> bytes:
     numbers = [int(number) for number in _WATCHED.findall(text)]
     if not numbers:
         return b""
-    sockets = []
-    for number in numbers[:_MOST_WATCHED]:
-        try:
-            link = _SOCKET.fullmatch(os.readlink(f"/proc/{pid}/fd/{number}"))  # direct: not followed
-        except OSError:
-            continue
-        if link:
-            sockets.append(link[1].encode())
+    sockets = [inode for number in numbers[:_MOST_WATCHED] if (inode := socket_inode(pid, number))]
     watched = [*sockets_of(pid, frozenset(sockets)).values()] if sockets else []
     if len(sockets) == 1 and len(numbers) <= _MOST_WATCHED:
         names, more = [only.name or b"a Unix socket" for only in watched], 0
