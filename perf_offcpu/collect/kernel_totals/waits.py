@@ -47,9 +47,10 @@ _USER = np.array([CallchainContext.USER], np.uint64)
 _TASKS_AT_ONCE = 512  # tasks whose records are packed at once: some MB of copies
 
 
-def sum_samples(event: EventSpec, sums: NDArray[Any], stacks: Ragged) -> Iterator[bytes]:
-    """Yield the sample records of `BATCH` sums at a time. `event`: offcpu-time; its first id is used. `sums`: rows with
-    the fields of `struct offcpu_sum_key` and `struct offcpu_sum` (bpf/off_cpu.h). `stacks`: their user addresses."""
+def sum_samples(event: EventSpec, sums: NDArray[Any], stacks: Ragged) -> Iterator[tuple[NDArray[Any], bytes]]:
+    """Yield (some of the `sums`, at most BATCH; their sample records). `event`: offcpu-time; its first id is used.
+    `sums`: rows with the fields of `struct offcpu_sum_key` and `struct offcpu_sum` (bpf/off_cpu.h). `stacks`: their
+    user addresses."""
     for low in range(0, len(sums), BATCH):
         rows = sums[low : low + BATCH]
         chains = with_user_marker(stacks.take(np.arange(low, low + len(rows))))
@@ -63,7 +64,7 @@ def sum_samples(event: EventSpec, sums: NDArray[Any], stacks: Ragged) -> Iterato
             "caller": rows["caller"],
             "object_id": rows["object_id"],
         }
-        yield wait_samples(event, CpuMode.USER, rows, rows["last_switch_in_ns"], chains, payload)
+        yield rows, wait_samples(event, CpuMode.USER, rows, rows["last_switch_in_ns"], chains, payload)
 
 
 SUM_KEY = ("tid", "pid", "state", "syscall", "flags", "cgroup", "object_id")

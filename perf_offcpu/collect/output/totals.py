@@ -16,9 +16,7 @@ from perf_offcpu.collect.bpf.last_tasks import LastTasks
 from perf_offcpu.collect.bpf.maps import Drained
 from perf_offcpu.collect.collector import Collector
 from perf_offcpu.collect.counters import Reading, account_sample, task_sample
-from perf_offcpu.collect.kernel_totals.budgets import BATCH as BUDGETS_AT_ONCE
 from perf_offcpu.collect.kernel_totals.budgets import BudgetShares, budget_samples
-from perf_offcpu.collect.kernel_totals.waits import BATCH as SUMS_AT_ONCE
 from perf_offcpu.collect.kernel_totals.waits import (
     SUM_KEY,
     still_blocked_samples,
@@ -137,22 +135,17 @@ class KernelTotals:
         for record in own + [task_sample(self._collector.task_event, reading) for reading in readings]:
             yield Piece(losses.PYTHON_UNWRITTEN, np.zeros(1, np.uint64), record)
         if last is not None:
-            yield from self._budget_pieces(last.budgets, end_ns)
             # Budgets that are drained from here on, also of threads that ended at that moment, are shared.
-            self._shares.note(last.budgets)
+            yield from self._budget_pieces(last.budgets, end_ns, noting=True)
         yield from self._budget_pieces(drained.budgets, end_ns)
         sums = self._drawn.share(drained.sums, end_of_file=end_of_file)
-        packed = sum_samples(self._waits, sums, drained.stacks.find(sums["stack"]))
-        for batch, records in enumerate(packed):
-            rows = sums[batch * SUMS_AT_ONCE :][:SUMS_AT_ONCE]
+        for rows, records in sum_samples(self._waits, sums, drained.stacks.find(sums["stack"])):
             yield Piece(losses.SUMS_UNWRITTEN, rows["total_ns"], records)
 
-    def _budget_pieces(self, budgets: NDArray[Any], time_ns: int) -> Iterator[Piece]:
+    def _budget_pieces(self, budgets: NDArray[Any], time_ns: int, *, noting: bool = False) -> Iterator[Piece]:
         """Yield the records of `budgets`, which count from birth of threads on, less the shares in earlier files."""
-        shares, modes = self._shares.share(budgets), self._program.maps.header.enums["mode"]
-        packed = budget_samples(self._collector.counters_event, shares, modes, time_ns)
-        for batch, records in enumerate(packed):
-            number = len(budgets[batch * BUDGETS_AT_ONCE :][:BUDGETS_AT_ONCE])
+        shares, modes = self._shares.share(budgets, noting=noting), self._program.maps.header.enums["mode"]
+        for number, records in budget_samples(self._collector.counters_event, shares, modes, time_ns):
             yield Piece(losses.BUDGETS_UNWRITTEN, np.zeros(number, np.uint64), records, batched=True)
 
 

@@ -75,7 +75,7 @@ class Budgets:
             ns[:, number["runnable"]] += moved
             undivided -= moved
         rows["ns"][:, number["unknown"]] += rows["end_ns"] - rows["begin_ns"] - rows["ns"].sum(axis=1)
-        yield from budget_samples(event, rows, list(number), time_ns)
+        yield from (record for _, record in budget_samples(event, rows, list(number), time_ns))
 
 
 def _queued_ns(pid: int, tid: int) -> int:

@@ -135,7 +135,7 @@ class UserCollector(Closing):
             rows = waits[low : low + AT_ONCE]
             self._write_waits(last[rows], [looks[row] for row in rows], sink, over=False)
         self.sums = len(self._sums)
-        for records in sum_samples(self.waits, self._sums, Ragged(np.zeros(self.sums + 1, np.int64))):
+        for _, records in sum_samples(self.waits, self._sums, Ragged(np.zeros(self.sums + 1, np.int64))):
             sink.append(records)
         for record in self._budgets.records(self.counters_event, end_ns) if self.options.budget else ():
             sink.append(record)

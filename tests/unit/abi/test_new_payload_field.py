@@ -42,7 +42,7 @@ old = load_recording(sys.argv[2]).samples
 assert len(old) and (old.spare == -1).all(), "older recordings do not say"
 
 raw = raw_wait(70, 71, 900, [USER, 9])[:-4] + EXTENSION.pack(BLANK_EXTENSION | {"spare": 7})
-(record,) = sum_samples(waits, np.zeros(1, [*header.structs["sum_key"].descr, *header.structs["sum"].descr]),
+((_, record),) = sum_samples(waits, np.zeros(1, [*header.structs["sum_key"].descr, *header.structs["sum"].descr]),
                         Ragged(np.array([0, 0])))
 recorded, injected = here / "recorded.data", here / "injected.data"
 write(recorded, [waits], [comm(waits, 70, 71, "thread"), sample(waits, time=5, raw=raw), record])
