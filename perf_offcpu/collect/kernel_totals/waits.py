@@ -41,9 +41,6 @@ _RAW = Layout(
 _FROM_ROWS = ("pid", "tid", "cgroup", "flags", "lost", "state", "syscall")
 """Members that `struct offcpu_sum` and `struct offcpu_last` have in common with the payload."""
 
-_KERNEL = np.array([CallchainContext.KERNEL], np.uint64)
-_USER = np.array([CallchainContext.USER], np.uint64)
-
 _TASKS_AT_ONCE = 512  # tasks whose records are packed at once: some MB of copies
 
 
@@ -53,7 +50,7 @@ def sum_samples(event: EventSpec, sums: NDArray[Any], stacks: Ragged) -> Iterato
     user addresses."""
     for low in range(0, len(sums), BATCH):
         rows = sums[low : low + BATCH]
-        chains = with_user_marker(stacks.take(np.arange(low, low + len(rows))))
+        chains = with_marker(CallchainContext.USER, stacks.take(np.arange(low, low + len(rows))))
         payload: dict[str, Column] = {
             "offcpu_ns": rows["total_ns"],
             "kind": int(Kind.SUM),
@@ -122,10 +119,10 @@ def wait_samples(
     return pack_samples(event.shape, int(cpumode), columns, len(rows), NATIVE)
 
 
-def with_user_marker(stacks: Ragged) -> Ragged:
-    """Return the stacks with PERF_CONTEXT_USER before the addresses of each; an empty stack stays empty."""
-    markers = offsets_of(np.sign(stacks.lengths))
-    return Ragged.beside([Ragged(markers, np.repeat(_USER, markers[-1])), stacks])
+def with_marker(marker: int, stacks: Ragged) -> Ragged:
+    """Return the stacks with a marker (CallchainContext) before the addresses of each; an empty stack stays empty."""
+    offsets = offsets_of(np.sign(stacks.lengths))
+    return Ragged.beside([Ragged(offsets, np.full(offsets[-1], marker, np.uint64)), stacks])
 
 
 def first_addresses(callchains: Ragged) -> U64:
@@ -138,38 +135,38 @@ def with_user_stacks(last: LastTasks, again: Callable[[], LastTasks], copy_bytes
     """Return `last` with user stacks of waiting tasks: copies, and frames where the BPF program took none. The stack of
     a task that has run meanwhile is not that of its wait, and is left out. `again`: runs the iterator once more.
     `copy_bytes`: usual size of the copies, 0 for none. `unread`: counts stacks that could not be read."""
-    tasks, user, copies = last.tasks.copy(), list(last.user), [b""] * len(last.tasks)
-    empty = np.array([not len(stack) for stack in user], np.bool_)
+    tasks, copies, empty = last.tasks.copy(), [b""] * len(last.tasks), last.user.lengths == 0
     wanted = (empty | (copy_bytes > 0)) & (tasks["waits"] != 0) & (registers_of(tasks)["ip"] != 0)
     stacks = take_user_stacks(tasks[wanted], copy_bytes, unread)
     sound = last.stand_still(again())
+    frames: dict[int, list[int]] = {}
     for row, stack in zip(np.flatnonzero(wanted).tolist(), stacks, strict=True):
-        frames, copies[row] = stack if sound[row] else NO_STACK
+        walked, copies[row] = stack if sound[row] else NO_STACK
         if empty[row]:
-            user[row] = np.array(frames, np.uint64)
-            tasks["lost"][row] |= 0 if frames else np.uint32(offcpu.Lost.USER_STACK)
-    return replace(last, tasks=tasks, user=tuple(user), copies=tuple(copies))
+            frames[row] = walked
+            tasks["lost"][row] |= 0 if walked else np.uint32(offcpu.Lost.USER_STACK)
+    user = last.user.replaced(np.array([*frames], np.int64), Ragged.from_lists([*frames.values()]))
+    return replace(last, tasks=tasks, user=user, copies=tuple(copies))
 
 
 def still_blocked_samples(event: EventSpec, last: LastTasks) -> Iterator[tuple[int, bytes]]:
     """Yield (number of samples, their records) for some waiting tasks at a time, first those with a kernel stack.
     `event`: offcpu-time; its first id is used. `last`: all tasks, with their user stacks."""
-    rows = last.waiting().tolist()
-    in_kernel = [row for row in rows if len(last.kernel[row])]
-    in_user = [row for row in rows if not len(last.kernel[row])]
-    for cpumode, chosen in ((CpuMode.KERNEL, in_kernel), (CpuMode.USER, in_user)):
+    rows = last.waiting()
+    in_kernel = last.kernel.lengths[rows] > 0
+    for cpumode, chosen in ((CpuMode.KERNEL, rows[in_kernel]), (CpuMode.USER, rows[~in_kernel])):
         for low in range(0, len(chosen), _TASKS_AT_ONCE):
             batch = chosen[low : low + _TASKS_AT_ONCE]
             yield len(batch), _records(event, cpumode, last, batch)
 
 
-def _records(event: EventSpec, cpumode: CpuMode, last: LastTasks, rows: list[int]) -> bytes:
-    chains = [_chain(last.kernel[row], last.user[row]) for row in rows]
-    callchains = Ragged(offsets_of(np.array([len(chain) for chain in chains])), np.concatenate(chains))
+def _records(event: EventSpec, cpumode: CpuMode, last: LastTasks, rows: NDArray[np.int64]) -> bytes:
+    parts = {CallchainContext.KERNEL: last.kernel, CallchainContext.USER: last.user}
+    callchains = Ragged.beside([with_marker(marker, stacks.take(rows)) for marker, stacks in parts.items()])
     tasks = last.tasks[rows]
     end = np.maximum(tasks["switch_out_ns"], np.uint64(last.end_ns))
     registers = registers_of(tasks)["sampled"]
-    copies = copy_columns(registers, [last.copies[row] for row in rows]) if last.copies else None
+    copies = copy_columns(registers, [last.copies[row] for row in rows.tolist()]) if last.copies else None
     return wait_samples(event, cpumode, tasks, end, callchains, _payload(tasks, end), copies)
 
 
@@ -185,11 +182,6 @@ def copy_columns(registers: U64, stacks: list[bytes]) -> dict[str, Column]:
         "stack_user": (offsets_of(-(-sizes // 8) * 8), np.frombuffer(padded, np.uint8)),
         "stack_user_dyn_size": sizes,
     }
-
-
-def _chain(kernel: U64, user: U64) -> U64:
-    """Return the callchain of a task: both parts leaf first, each after its context marker unless it is empty."""
-    return np.concatenate([_KERNEL[: len(kernel)], kernel, _USER[: len(user)], user])
 
 
 def _payload(tasks: NDArray[Any], end: U64) -> dict[str, Column]:

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from perf_offcpu.abi.machine import MACHINES
 from perf_offcpu.abi.offcpu import SYSCALL_UNKNOWN, UNKNOWN_U32, UNKNOWN_U64, Kind, Lost, WaitFlag
 from perf_offcpu.abi.records import CpuMode
+from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.binary.gather import offsets_of
-from perf_offcpu.collect.kernel_totals.waits import copy_columns, wait_samples, with_user_marker
+from perf_offcpu.collect.kernel_totals.waits import copy_columns, wait_samples, with_marker
 from perf_offcpu.collect.system.cgroups import MOUNTS, cgroup2_mount
 from perf_offcpu.collect.unprivileged.looks import Look
 from perf_offcpu.collect.unprivileged.objects import WaitObject
@@ -64,7 +65,7 @@ def wait_records(
         **columns,
     }
     leaves = Ragged(offsets_of(has_stack.astype(np.int64)), np.array([look.pc for look in seen if look.pc], np.uint64))
-    chains = Ragged.beside([kernel_chains, with_user_marker(leaves)])
+    chains = Ragged.beside([kernel_chains, with_marker(CallchainContext.USER, leaves)])
     copies = _copies(seen) | {"cpu": waits["cpu"]}
     return wait_samples(event, CpuMode.USER, rows, waits["end"], chains, payload, copies)
 

@@ -15,7 +15,7 @@ from perf_offcpu.collect.bpf.header import read_header
 from perf_offcpu.collect.bpf.last_tasks import LastTasks, parse_tasks
 from perf_offcpu.collect.events.evsels import SAMPLE_TYPE
 from perf_offcpu.collect.kernel_totals.budgets import BudgetShares, by_kernel_figures
-from perf_offcpu.collect.kernel_totals.waits import first_addresses, sum_samples, with_user_marker
+from perf_offcpu.collect.kernel_totals.waits import first_addresses, sum_samples, with_marker
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.resources import bpf_dir
@@ -69,7 +69,7 @@ def look(*waits: tuple[int, int, int]) -> LastTasks:
     tasks = np.zeros(len(waits), HEADER.structs["last"])
     tasks["tid"], tasks["switch_out_ns"], tasks["mode"] = np.array(waits).T
     tasks["waits"] = tasks["mode"] > RUNNABLE
-    nothing = (np.empty(0, np.uint64),) * len(waits)
+    nothing = stacks(*([] for _ in waits))
     return LastTasks(100, tasks, nothing, nothing, np.concatenate([budget(tid, 0, 100) for tid, _, _ in waits]))
 
 
@@ -245,7 +245,7 @@ def test_many_sums_come_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_marker_stands_before_frames_only() -> None:
-    marked = with_user_marker(stacks([], [1, 2], [], [3]))
+    marked = with_marker(USER, stacks([], [1, 2], [], [3]))
     assert (marked.offsets.tolist(), marked.values.tolist()) == ([0, 0, 3, 3, 5], [USER, 1, 2, USER, 3])
     assert first_addresses(marked).tolist() == [0, 1, 0, 3]
     assert first_addresses(stacks([])).tolist() == [0]
