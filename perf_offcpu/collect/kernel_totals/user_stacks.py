@@ -62,13 +62,13 @@ def _open_memory(tid: int) -> int:
 
 
 def of_each(
-    rows: Sequence[int], pids: Sequence[int], work: Callable[[int], T], unread: Unread, time_s: float = TIME_S
+    tasks: NDArray[Any], rows: Sequence[int], work: Callable[[int], T], unread: Unread, time_s: float = TIME_S
 ) -> dict[int, T]:
-    """Call `work` with each row in a helper; return row → result, without rows that failed or had no time. Processes
-    take turns, some rows of each, so that one with many threads does not take all time. `pids`: the process of each
-    row. `work`: returns plain values (`marshal`). `unread`: counts the rows without a result."""
+    """Call `work` with each of some rows of `tasks` (`struct offcpu_last`) in a helper; return row → result, without
+    rows that failed or had no time. Processes take turns, some rows of each, so that one with many threads does not
+    take all time. `work`: returns plain values (`marshal`). `unread`: counts the rows without a result."""
     turns: dict[int, list[list[int]]] = {}
-    for row, pid in zip(rows, pids, strict=True):
+    for row, pid in zip(rows, tasks["pid"][rows].tolist(), strict=True):
         groups = turns.setdefault(pid, [[]])
         if len(groups[-1]) == _AT_ONCE:
             groups.append([])
@@ -125,8 +125,8 @@ def sizes_of_copies(tasks: NDArray[Any], copy_bytes: int) -> NDArray[np.int64]:
 def take_user_stacks(tasks: NDArray[Any], copy_bytes: int, unread: Unread) -> list[UserStack]:
     """Return the user stack of each task. `tasks`: rows of `struct offcpu_last`. `copy_bytes`: as in `sizes_of_copies`.
     `unread`: counts the stacks that are not read in time, or have no copy because there are too many."""
-    registers, pids = registers_of(tasks), tasks["pid"]
-    sizes = _bounded(sizes_of_copies(tasks, copy_bytes), pids, unread).tolist()
+    registers = registers_of(tasks)
+    sizes = _bounded(sizes_of_copies(tasks, copy_bytes), tasks["pid"], unread).tolist()
     tids, ips, sps, fps = (
         column.tolist() for column in (tasks["tid"], registers["ip"], registers["sp"], registers["fp"])
     )
@@ -135,7 +135,7 @@ def take_user_stacks(tasks: NDArray[Any], copy_bytes: int, unread: Unread) -> li
     def take(row: int) -> UserStack:
         return _take(tids[row], ips[row], sps[row], fps[row], sizes[row])
 
-    stacks = of_each(rows.tolist(), pids[rows].tolist(), take, unread)
+    stacks = of_each(tasks, rows.tolist(), take, unread)
     return [stacks.get(row, NO_STACK) for row in range(len(tasks))]
 
 
