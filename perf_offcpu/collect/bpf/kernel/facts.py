@@ -25,9 +25,7 @@ from perf_offcpu.collect.bpf.kernel.members import Defines
 from perf_offcpu.collect.bpf.kernel.probes import has_may_goto
 from perf_offcpu.collect.bpf.object import KERNEL_FUNCTION
 from perf_offcpu.collect.system import btf as types_of_kernel
-from perf_offcpu.collect.system import btf_walk
-from perf_offcpu.collect.system.btf import KALLSYMS, Btf, Tracepoint, switch_end, symbol_address
-from perf_offcpu.collect.system.btf_walk import Kind
+from perf_offcpu.collect.system.btf import KALLSYMS, Btf, Kind, Tracepoint, switch_end, symbol_address
 from perf_offcpu.errors import CapabilityError
 from perf_offcpu.files import read_kernel, read_kernel_if_any
 from perf_offcpu.tables import table_of
@@ -240,8 +238,7 @@ def kept_facts() -> KernelFacts:
 
 def _name() -> str:
     """Return the facts' cache file name: a hash of the kernel's identity and of the code that finds the facts."""
-    modules = (btf_walk, members, types_of_kernel)
-    finders = (__file__, table_of(members.__file__), *(module.__file__ or "" for module in modules))
+    finders = (__file__, members.__file__, table_of(members.__file__), types_of_kernel.__file__)
     # direct: the package's own sources
     sources = [Path(finder).read_bytes() for finder in finders]
     return hashlib.sha256(repr((kernel_identity(), sources)).encode()).hexdigest() + ".facts"
