@@ -37,7 +37,7 @@ from perf_offcpu.collect.jvms import Jvms
 from perf_offcpu.collect.kernel_totals.user_stacks import Unread
 from perf_offcpu.collect.options import RecordOptions, bpf_config
 from perf_offcpu.collect.python.processes import PythonProcesses
-from perf_offcpu.collect.rings.pressure import Pressure, RunDelay
+from perf_offcpu.collect.rings.pressure import Pressure, run_delay
 from perf_offcpu.collect.rings.rings import Rings, Sink, default_ring_bytes
 from perf_offcpu.collect.rings.side_band import SideBand
 from perf_offcpu.collect.sampling import CopyEvents, SamplingEvents
@@ -50,7 +50,6 @@ from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.structs import Closing
 
 SIDE_RING_BYTES = 512 << 10  # size of each ring of side-band records: room for some thousand execs between two drains
-
 LAST_RUN_NS = 10_000_000  # longest time after the end in which a BPF program that runs at the end may write a record
 
 Say = Callable[[str], None]
@@ -95,9 +94,7 @@ class Collector(Closing):
             defers = bool(support.sampling_flags & AttrFlag.DEFER_CALLCHAIN)
             self.program = stack.enter_context(OffCpuProgram(bpf_config(options, defers)))
             self._open_rings(support, cpus, defers and self.program.ends_at_exit, stack)
-            run_delay = RunDelay()
-            stack.callback(run_delay.close)
-            self.pressure = Pressure(runnable=run_delay)
+            self.pressure = Pressure(runnable=stack.enter_context(run_delay()))
             self.build_ids = MappedBuildIds()
             self.known_tasks, self.known_kernel = KnownTasks(), KernelMaps()
             self.unread = Unread()

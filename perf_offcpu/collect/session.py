@@ -31,14 +31,13 @@ from collections.abc import Callable, Iterable, Mapping
 
 from perf_offcpu import losses
 from perf_offcpu.collect.collector import Collector
-from perf_offcpu.collect.control import Control, RecordingSignals, Requests
+from perf_offcpu.collect.control import FLUSH_S, STEADY_FLUSH_S, Control, RecordingSignals, Requests, Waiter
 from perf_offcpu.collect.options import STANDARD_OUTPUT, RecordOptions
 from perf_offcpu.collect.output.file import OutputFile
 from perf_offcpu.collect.output.object_table import ObjectTable
 from perf_offcpu.collect.output.series import FileSeries
 from perf_offcpu.collect.rings.pressure import DrainPriority
 from perf_offcpu.collect.rings.rings import Sink
-from perf_offcpu.collect.rings.waiter import FLUSH_S, STEADY_FLUSH_S, Waiter
 from perf_offcpu.collect.summary import Summary
 from perf_offcpu.collect.system.background import in_background, stepping_until
 from perf_offcpu.collect.system.cpus import online_since

@@ -47,7 +47,6 @@ from perf_offcpu.perfdata.write.writer import FileWriter
 from perf_offcpu.resources import version
 
 RESERVE = 512 << 10  # bytes of the disk that are held for the end of a file that finds the disk full
-
 _SLACK = 64 << 10  # bytes of the reserve that are kept for the account, and for blocks that are not full
 
 

@@ -15,6 +15,7 @@ from perf_offcpu.abi.offcpu import WaitFlag
 from perf_offcpu.collect.bpf.last_tasks import LastTasks
 from perf_offcpu.collect.bpf.maps import Drained
 from perf_offcpu.collect.collector import Collector
+from perf_offcpu.collect.control import FLUSH_S
 from perf_offcpu.collect.counters import Reading, account_sample, task_sample
 from perf_offcpu.collect.kernel_totals.budgets import BudgetShares, budget_samples
 from perf_offcpu.collect.kernel_totals.waits import (
@@ -25,7 +26,6 @@ from perf_offcpu.collect.kernel_totals.waits import (
     with_user_stacks,
 )
 from perf_offcpu.collect.output.file import OutputFile, Piece
-from perf_offcpu.collect.rings.waiter import FLUSH_S
 from perf_offcpu.collect.system.background import Future, stepping_until
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.wait_objects.owners import with_holders, with_polled

@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from perf_offcpu.files import descriptor
 from perf_offcpu.losses import FEWER_SAMPLES, LARGER_RINGS
 
 FULL = 0.9  # fill at which a ring counts as full: a record that does not fit may be large
-
 _MUCH = 0.3  # share of the elapsed time from which on an activity is the cause
-
 _AT_ONCE_S = 0.001  # longest time in which clocks are read that count as read together
 
 
@@ -43,25 +42,17 @@ class TimeSpent(NamedTuple):
         return f"{self.elapsed_s * 1e3:.0f} ms ({', '.join(parts)})"
 
 
-class RunDelay:
-    """A clock, called without arguments, of the seconds in which this thread was runnable without a CPU; 0: unknown."""
-
-    def __init__(self) -> None:
-        self._fd = -1
-        with contextlib.suppress(OSError):
-            # direct: a file of /proc
-            self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-
-    def __call__(self) -> float:
-        """Return the seconds of run-queue delay since the thread began."""
-        if self._fd < 0:
-            return 0.0
-        return int(os.pread(self._fd, 128, 0).split()[1]) / 1e9
-
-    def close(self) -> None:
-        """Close the file of the clock."""
-        if self._fd >= 0:
-            os.close(self._fd)
+@contextmanager
+def run_delay() -> Iterator[Callable[[], float]]:
+    """Yield a clock of the seconds in which this thread was runnable without a CPU since it began; 0: unknown."""
+    try:
+        # direct: a file of /proc
+        fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        yield lambda: 0.0
+        return
+    with descriptor(fd):
+        yield lambda: int(os.pread(fd, 128, 0).split()[1]) / 1e9
 
 
 class Pressure:

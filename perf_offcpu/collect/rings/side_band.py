@@ -38,7 +38,6 @@ from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.features import BUILD_ID_BYTES
 
 PATIENCE_S = 0.5  # longest time to read one file; rings of samples are emptied meanwhile
-
 _HEAD = RECORD_HEADER.size()
 _LAYOUT = RECORD_LAYOUTS[RecordType.MMAP2]
 _UNION = _HEAD + _LAYOUT.offset("maj", 0)

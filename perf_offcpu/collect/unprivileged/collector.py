@@ -26,11 +26,18 @@ from perf_offcpu.collect.rings.rings import Sink
 from perf_offcpu.collect.rings.side_band import SideBand
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.targets import process_of
-from perf_offcpu.collect.unprivileged.budgets import Budgets, threads_of
 from perf_offcpu.collect.unprivileged.events import TaskEvents
 from perf_offcpu.collect.unprivileged.looks import Look, Reader, Sleeper
 from perf_offcpu.collect.unprivileged.objects import CallObjects
-from perf_offcpu.collect.unprivileged.records import AT_ONCE, SUM, register_mask, short_sums, wait_records
+from perf_offcpu.collect.unprivileged.records import (
+    AT_ONCE,
+    SUM,
+    Budgets,
+    register_mask,
+    short_sums,
+    threads_of,
+    wait_records,
+)
 from perf_offcpu.collect.unprivileged.switches import BEFORE, IN, KernelChains, SwitchLog
 from perf_offcpu.losses import LossCause, Losses
 from perf_offcpu.model.callchains import Ragged

@@ -14,7 +14,7 @@ from perf_offcpu.collect.existing import maps
 from perf_offcpu.collect.existing.kernel_maps import KernelMaps
 from perf_offcpu.collect.existing.maps import MappedBuildIds
 from perf_offcpu.collect.existing.records import mmap2, synthesized
-from perf_offcpu.collect.rings.pressure import DrainPriority, Pressure, RunDelay, TimeSpent, remedy
+from perf_offcpu.collect.rings.pressure import DrainPriority, Pressure, TimeSpent, remedy, run_delay
 from perf_offcpu.collect.rings.rings import default_ring_bytes, parse_ring_size, wakeup_bytes
 from perf_offcpu.collect.rings.side_band import SideBand
 from perf_offcpu.losses import Losses
@@ -61,20 +61,19 @@ def test_a_thread_without_a_cpu_is_seen() -> None:
     cpus, begin = os.sched_getaffinity(0), time.monotonic()
     end = begin + 0.5
     os.sched_setaffinity(0, [min(cpus)])
-    delay = RunDelay()
     try:
-        before, other = delay(), os.fork()
-        if not other:
+        with run_delay() as delay:
+            before, other = delay(), os.fork()
+            if not other:
+                while time.monotonic() < end:
+                    pass
+                os._exit(0)
             while time.monotonic() < end:
                 pass
-            os._exit(0)
-        while time.monotonic() < end:
-            pass
-        os.waitpid(other, 0)
-        assert 0.1 < delay() - before <= time.monotonic() - begin
+            os.waitpid(other, 0)
+            assert 0.1 < delay() - before <= time.monotonic() - begin
     finally:
         os.sched_setaffinity(0, cpus)
-        delay.close()
 
 
 def test_a_failed_write_counts_too() -> None:
