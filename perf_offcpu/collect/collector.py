@@ -17,7 +17,7 @@ Programs, events and rings belong to file descriptors: however the recorder ends
 
 import contextlib
 from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from typing import Any
 
@@ -98,9 +98,8 @@ class Collector(Closing):
             self.build_ids = MappedBuildIds()
             self.known_tasks, self.known_kernel = KnownTasks(), KernelMaps()
             self.unread = Unread()
-            self.pythons = PythonProcesses(self.unread.lost, self._recorded, self.program.maps)
-            stack.callback(self.pythons.close)
             self._loops, lost = frozenset[int](), self.unread.lost
+            self.pythons = stack.enter_context(closing(PythonProcesses(lost, self._recorded, self.program.maps)))
             self.task_readings = [
                 TaskReadings(_loop_reader, options.task_rate_hz, self._recorded_loops, lost),
                 TaskReadings(lambda: _goroutine_reader(lost), options.goroutine_rate_hz, self._recorded, lost),
@@ -108,14 +107,13 @@ class Collector(Closing):
             for readings in self.task_readings:
                 stack.callback(readings.stop)
             says_ended = options.target.is_system or bool(options.command)
-            self.jvms = Jvms(say, self.unread.lost, self._recorded, asks=options.asks_jvms, says_ended=says_ended)
+            self.jvms = Jvms(say, lost, self._recorded, asks=options.asks_jvms, says_ended=says_ended)
             self._followers = (self.pythons, self.jvms) if self.program.reads_python else (self.jvms,)
-            self._side_band = SideBand(self.build_ids, self.known_kernel, self.unread.lost, self._followers)
-            stack.callback(self._side_band.close)
-            self._sampling = SamplingEvents(options, support, self.rings.owner, self.program.filter_fd, say)
-            stack.callback(self._sampling.close)
-            self._copies = CopyEvents(self.rings.owner, self.program.maps.set_output)
-            stack.callback(self._copies.close)
+            side_band = SideBand(self.build_ids, self.known_kernel, lost, self._followers)
+            self._side_band = stack.enter_context(closing(side_band))
+            sampling = SamplingEvents(options, support, self.rings.owner, self.program.filter_fd, say)
+            self._sampling = stack.enter_context(closing(sampling))
+            self._copies = stack.enter_context(closing(CopyEvents(self.rings.owner, self.program.maps.set_output)))
             stack.callback(self.program.close)  # before the events that it writes to
             self.counters_event, self.task_event = counters_event(support), task_event(support)
             self._failures = self.program.maps.output_failures()

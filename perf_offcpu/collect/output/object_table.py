@@ -104,22 +104,16 @@ class ObjectTable:
         they watch by now. `drain` empties the rings, and is called again and again."""
         files = list(files)
         self._describer.finish_until(time.monotonic() + NAMING_S)
-        self.follow(files, scan_now=True)
-        self._await(files, drain)
+        self._await(files, drain, scan_now=True)
         if self._sets and self._collector.options.object_names:
             sets, self._sets = np.concatenate(list(self._sets.values())), {}
             self._naming = in_background(lambda: self._describer.described_again(sets))
-            self._await(files, drain)
+            self._await(files, drain, scan_now=True)
         self._describer.finish_until(math.inf)
 
     def catch_up(self, files: Iterable[OutputFile], drain: Callable[[], object]) -> None:
         """Write objects whose names are found within SOON_S; begin no scan of processes. `drain`: as in `finish`."""
-        self.follow(files)
-        until_s = time.monotonic() + SOON_S
-        while self._naming is not None and time.monotonic() < until_s:
-            self._naming.wait(NAP_S)
-            drain()
-            self.follow(files)
+        self._await(files, drain, scan_now=False, until_s=time.monotonic() + SOON_S)
 
     def close(self) -> None:
         """End the helper that looks up names."""
@@ -127,11 +121,14 @@ class ObjectTable:
         if self._naming is None or self._naming.wait(NAMING_S):
             self._describer.close()
 
-    def _await(self, files: Iterable[OutputFile], drain: Callable[[], object]) -> None:
-        while self._naming is not None:
+    def _await(
+        self, files: Iterable[OutputFile], drain: Callable[[], object], scan_now: bool, until_s: float = math.inf
+    ) -> None:
+        self.follow(files, scan_now=scan_now)
+        while self._naming is not None and time.monotonic() < until_s:
             self._naming.wait(NAP_S)
             drain()
-            self.follow(files, scan_now=True)
+            self.follow(files, scan_now=scan_now)
 
     def unwritten(self) -> Iterator[Piece]:
         """Return the records of objects whose writing failed, for the end of a file that is almost full."""

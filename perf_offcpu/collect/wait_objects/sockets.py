@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read the sockets of a process's network namespace (proc_pid_net(5)); name an epoll instance by what it watches."""
 
+import contextlib
+import itertools
 import os
 import re
 import socket
@@ -116,21 +118,9 @@ def _lines(pid: int, table: str) -> list[bytes]:
 
 def _first_lines(path: str) -> Iterator[bytes]:
     """Yield the lines of a table after its title, reading no further than the caller asks."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # direct: of /proc, and not read to its end
-    except OSError:
-        return
-    try:
-        rest = b""
-        number = 0
-        while block := os.read(fd, _BLOCK):
-            *lines, rest = (rest + block).split(b"\n")
-            yield from lines[not number :]
-            number += len(lines)
-    except OSError:
-        return
-    finally:
-        os.close(fd)
+    # direct: a file of /proc
+    with contextlib.suppress(OSError), open(path, "rb", buffering=_BLOCK) as lines:
+        yield from itertools.islice(lines, 1, None)
 
 
 def _address(text: str) -> bytes:
