@@ -307,7 +307,7 @@ class UserSession:
         self.options, self.collector, self.signals, self.show = options, collector, signals, show
         self.control, self.ring_fds = Control(None), ()
         self.file = OutputFile(options, collector, options.output, options.target)
-        self.objects = ObjectTable(collector)
+        self.objects = ObjectTable(collector, lambda: None)
         self.summary = Summary(self.file.shown, ring_bytes=collector.rings.data_bytes)
         say(f"[ perf-offcpu record: {losses.UNPRIVILEGED.text} ]")
 
@@ -327,7 +327,7 @@ class UserSession:
         self._copy(waiter)
         collector.end()
         collector.finish(file)
-        self.objects.finish([file], lambda: None)
+        self.objects.finish([file])
         summary.recorded_ns = collector.span.end_ns - collector.span.begin_ns
         summary.still_blocked = collector.still_blocked
         file.finish(collector.span)

@@ -62,7 +62,7 @@ class FileSeries:
         self.is_between = False
         self._past: _PastFile | None = None
         self._totals = KernelTotals(collector, self.drain)
-        self._objects, self._codes = ObjectTable(collector), CodeTable(collector)
+        self._objects, self._codes = ObjectTable(collector, self.drain), CodeTable(collector, self.drain)
         self._functions = dict[Wait, Functions]()  # of waits that had not ended when a file ended
         self._totals_begun = False  # the totals up to a pause or the end are drained and written
         self._paused_counts = Counts({}, {})
@@ -109,8 +109,8 @@ class FileSeries:
         self._totals.start()
         counts = Counts.of(self._collector)
         present = self.while_draining(lambda: self._totals.present_tasks(drained_ns))
-        self._objects.catch_up([self.current], self.drain)
-        self._codes.write_jit_maps(self.current, self.drain, is_end=False)
+        self._objects.catch_up([self.current])
+        self._codes.write_jit_maps(self.current, is_end=False)
         self._totals.write(self.current, present)
         self.drain()
         self.current.account(counts, present.end_ns)
@@ -184,9 +184,9 @@ class FileSeries:
         if past.with_python is not None:
             past.present = stepping_until(past.with_python, self.drain)
         present, past.present = past.present, None
-        self._objects.finish(self._open(), self.drain)
+        self._objects.finish(self._open())
         self._codes.follow(self._open())
-        self._codes.write_jit_maps(past.file, self.drain)
+        self._codes.write_jit_maps(past.file)
         self._totals.write(past.file, present)
         past.file.finish(self._collector.span)
         self.summary.file_bytes += past.file.size
@@ -210,9 +210,9 @@ class FileSeries:
         last = self.while_draining(lambda: with_monitors(self._totals.last_tasks(), owners_of, again))
         last = self.while_draining(lambda: self._with_python(last))
         self.while_draining(self._collector.jvms.ask_all)
-        self._objects.finish([self.current], self.drain)
+        self._objects.finish([self.current])
         self.drain()
-        self._codes.write_jit_maps(self.current, self.drain)
+        self._codes.write_jit_maps(self.current)
         self._totals_begun = True
         self._totals.write(self.current, last)
         self.summary.still_blocked = len(last.waiting())

@@ -203,12 +203,12 @@ def test_end_of_file_waits_for_objects_that_wait_for_a_scan(monkeypatch: pytest.
 
     # So long that nothing is scanned again before the test ends.
     monkeypatch.setattr(object_table, "STEADY_SCAN_SHARE", 1e-12)
-    objects = ObjectTable(collector)
+    objects = ObjectTable(collector, go_on.set)
     monkeypatch.setattr(objects._describer, "describe", describe)
     monkeypatch.setattr(objects, "_write", write)
     objects.follow([])
     new.append(pipe(2))
-    objects.finish([], go_on.set)
+    objects.finish([])
     assert named == [1, 2]
 
 
