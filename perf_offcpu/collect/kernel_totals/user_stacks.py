@@ -67,14 +67,11 @@ def of_each(
     """Call `work` with each of some rows of `tasks` (`struct offcpu_last`) in a helper; return row → result, without
     rows that failed or had no time. Processes take turns, some rows of each, so that one with many threads does not
     take all time. `work`: returns plain values (`marshal`). `unread`: counts the rows without a result."""
-    turns: dict[int, list[list[int]]] = {}
+    rows_of: dict[int, list[int]] = {}
     for row, pid in zip(rows, tasks["pid"][rows].tolist(), strict=True):
-        groups = turns.setdefault(pid, [[]])
-        if len(groups[-1]) == _AT_ONCE:
-            groups.append([])
-        groups[-1].append(row)
-    items = [(turn, pid, group) for pid, groups in turns.items() for turn, group in enumerate(groups)]
-    items.sort(key=lambda item: item[0])
+        rows_of.setdefault(pid, []).append(row)
+    turns = [(first, pid) for pid, own in rows_of.items() for first in range(0, len(own), _AT_ONCE)]
+    items = [(pid, rows_of[pid][first : first + _AT_ONCE]) for first, pid in sorted(turns)]
 
     def work_on(item: tuple[int, list[int]]) -> list[tuple[int, T]]:
         results = []
@@ -85,7 +82,7 @@ def of_each(
 
     helper, result_of = Helper(work_on, time_s / 8), dict[int, T]()
     helper.until = time.monotonic() + time_s
-    for _, answer in ask_each(helper, [item[1:] for item in items], unread.avoided):
+    for _, answer in ask_each(helper, items, unread.avoided):
         result_of |= dict(answer.value or ())
     helper.close()
     unread.lost.add(losses.WAITERS_UNREAD, len(rows) - len(result_of))

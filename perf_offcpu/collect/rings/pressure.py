@@ -56,17 +56,12 @@ def run_delay() -> Iterator[Callable[[], float]]:
 
 
 class Pressure:
-    """Measure what the recorder's thread does from one drain of the rings to the next. `wall`, `cpu`, `runnable`:
-    clocks of the seconds elapsed, on a CPU, and runnable without a CPU. `full`: sum of the times between two drains in
-    which a ring became full. `longest`: the longest time between two drains."""
+    """Measure what the recorder's thread does from one drain of the rings to the next. `runnable`: a clock of the
+    seconds without a CPU (`run_delay`). `full`: sum of the times between two drains in which a ring became full.
+    `longest`: the longest time between two drains."""
 
-    def __init__(
-        self,
-        wall: Callable[[], float] = time.monotonic,
-        cpu: Callable[[], float] = time.thread_time,
-        runnable: Callable[[], float] = lambda: 0.0,
-    ) -> None:
-        self._wall, self._cpu, self._runnable = wall, cpu, runnable
+    def __init__(self, runnable: Callable[[], float] = lambda: 0.0) -> None:
+        self._runnable = runnable
         self._file_s = self._asleep_s = 0.0
         self.begin()
 
@@ -110,13 +105,13 @@ class Pressure:
     def _waited(self) -> float:
         """Return the seconds, since an arbitrary moment, in which this thread neither ran nor was runnable."""
         while True:
-            wall = self._wall()
-            waited = wall - self._cpu() - self._runnable()
-            if self._wall() - wall < _AT_ONCE_S:  # else the thread lost its CPU between two clocks
+            wall = time.monotonic()
+            waited = wall - time.thread_time() - self._runnable()
+            if time.monotonic() - wall < _AT_ONCE_S:  # else the thread lost its CPU between two clocks
                 return waited
 
     def _now(self) -> TimeSpent:
-        return TimeSpent(self._wall() - self._asleep_s, self._file_s, self._cpu(), self._runnable())
+        return TimeSpent(time.monotonic() - self._asleep_s, self._file_s, time.thread_time(), self._runnable())
 
 
 def remedy(full: TimeSpent, copies: bool, compressed: bool) -> str:
@@ -149,23 +144,16 @@ class DrainPriority:
     where that is not allowed, it stays as it is. Threads and processes that it starts are ordinary ones. Nice values
     only count within a session where the kernel groups tasks by session (kernel.sched_autogroup_enabled, the default):
     beside eight tasks that compute in another session, a thread of nice -20 waited 0.3 s for one of two CPUs.
-    `is_wanted`: False to leave the priority alone. `wall`, `cpu`: clocks of seconds."""
+    `is_wanted`: False to leave the priority alone."""
 
-    def __init__(
-        self,
-        is_wanted: bool = True,
-        wall: Callable[[], float] = time.monotonic,
-        cpu: Callable[[], float] = time.thread_time,
-        set_policy: Callable[[int, int, os.sched_param], None] = os.sched_setscheduler,
-    ) -> None:
-        self._wall, self._cpu, self._set_policy = wall, cpu, set_policy
+    def __init__(self, is_wanted: bool = True) -> None:
         self._is_allowed, self._is_raised = is_wanted, False
         self._begin = (0.0, 0.0)
 
     @contextlib.contextmanager
     def raised(self) -> Iterator[None]:
         """Raise the priority for the block, in which `adapt` is called often."""
-        self._begin = self._wall(), self._cpu()
+        self._begin = time.monotonic(), time.thread_time()
         self._set(raised=True)
         try:
             yield
@@ -174,7 +162,7 @@ class DrainPriority:
 
     def adapt(self) -> None:
         """Choose the priority by the CPU time of the last half second, if one has passed."""
-        now = self._wall(), self._cpu()
+        now = time.monotonic(), time.thread_time()
         elapsed, used = (end - begin for end, begin in zip(now, self._begin, strict=True))
         if elapsed >= _WINDOW_S:
             self._begin = now
@@ -185,7 +173,7 @@ class DrainPriority:
             return
         policy, priority = (os.SCHED_FIFO, _LEAST_PRIORITY) if raised else (os.SCHED_OTHER, os.sched_param(0))
         try:
-            self._set_policy(0, policy | os.SCHED_RESET_ON_FORK, priority)
+            os.sched_setscheduler(0, policy | os.SCHED_RESET_ON_FORK, priority)
         except OSError:  # no CAP_SYS_NICE, or a control group without real-time budget
             self._is_allowed = False
         else:
