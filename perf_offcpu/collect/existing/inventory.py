@@ -35,15 +35,14 @@ from perf_offcpu.perfdata.features import HOST_PID, BuildId
 from perf_offcpu.perfdata.write.writer import frame_record
 
 _HIDING = re.compile(rb"^[^\n]* /proc [^\n]*[ ,]hidepid=[^0o]", re.MULTILINE)  # not 0 or off
+_MOST_KEPT = 16 << 20  # bytes of the records of one scan
 _MOST_STUCK = 100  # processes that do not answer in a scan; after these only threads and names are recorded
 
 
 class KnownTasks:
-    """Keep the records of the last scan, to use them again for processes that have not changed. `most_bytes`: largest
-    size of the records of one scan that are kept."""
+    """Keep the records of the last scan, to use them again for processes that have not changed."""
 
-    def __init__(self, most_bytes: int = 16 << 20) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self) -> None:
         self._last: dict[Hashable, Part] = {}
         self._next: dict[Hashable, Part] = {}
         self._bytes = 0
@@ -60,7 +59,7 @@ class KnownTasks:
         """Return `part`, or, if it has no records, the last scan's part of its key; keep that for the next scan."""
         complete = self._last[part.key] if part.records is None else part
         size = len(complete.records or b"")
-        if self._bytes + size <= self._most_bytes:
+        if self._bytes + size <= _MOST_KEPT:
             self._next[part.key] = complete
             self._bytes += size
         return complete

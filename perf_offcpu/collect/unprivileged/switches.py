@@ -145,13 +145,16 @@ class SwitchLog:
             self._chains.clear()
         self._new.append(rows[chunk.types != RecordType.LOST])
 
+    def _events(self) -> Rows:
+        """Return the last event of each thread, and those after it, by thread and time."""
+        events = np.concatenate([self._last, *self._new])
+        return events[np.lexsort((events["time"], events["tid"]))]
+
     def take(self, before_ns: int) -> Rows:
         """Return the intervals (INTERVAL) that ended before `before_ns`, the time before the drain of all rings."""
-        events = np.concatenate([self._last, *self._new])
+        events = self._events()
         late = events["time"] >= before_ns
-        self._new = [events[late]]
-        events = events[~late]
-        events = events[np.lexsort((events["time"], events["tid"]))]
+        self._new, events = [events[late]], events[~late]
         same = events["tid"][1:] == events["tid"][:-1]
         events["ran_since"][1:] = np.where(same, events["time"][:-1], events["ran_since"][1:])
         begin, end = events[:-1], events[1:]
@@ -174,8 +177,7 @@ class SwitchLog:
 
     def off_cpu(self) -> Rows:
         """Return the last event (EVENT) of each thread that is off the CPU, as far as records tell."""
-        events = np.concatenate([self._last, *self._new])
-        events = events[np.lexsort((events["time"], events["tid"]))]
+        events = self._events()
         last = events[np.append(events["tid"][1:] != events["tid"][:-1], True)[: len(events)]]
         off: Rows = last[(last["kind"] == OUT) | (last["kind"] == BEFORE)]
         return off

@@ -105,8 +105,9 @@ def test_what_changed_is_read_again() -> None:
     assert b"mapped-" not in scan(tasks)
 
 
-def test_what_is_kept_is_bounded() -> None:
-    known, made = KnownTasks(most_bytes=10), list[int]()
+def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perf_offcpu.collect.existing.inventory._MOST_KEPT", 10)
+    known, made = KnownTasks(), list[int]()
 
     def records(number: int) -> bytes | None:
         key = "threads", number
