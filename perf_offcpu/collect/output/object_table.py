@@ -212,25 +212,18 @@ def jit_payloads(pid: int, text: bytes) -> Iterator[bytes]:
 
 def code_payloads(rows: NDArray[np.void]) -> list[bytes]:
     """Return raw payloads (abi.counters.CODES) that describe functions. `rows`: of `struct offcpu_code`."""
-    payloads: list[bytes] = []
-    codes: list[dict[str, int]] = []
-    blob = b""
-
-    def close() -> None:
-        values = {"magic": CODES_MAGIC, "version": VERSION, "nr": len(codes), "size": len(blob), "reserved": 0}
-        payloads.append(CODES.pack(values | {"codes": codes, "text": blob}, NATIVE))
-
-    for row in rows:
+    payloads, codes, blob = list[bytes](), list[dict[str, int]](), b""
+    for number, row in enumerate(rows, 1):
         texts = {"name": _text_of(row, "name"), "file": _text_of(row, "file")}
         texts["lines"] = bytes(row["lines"][: int(row["lines_size"])])
-        if codes and len(blob) > _MOST_TEXT:
-            close()
-            codes, blob = [], b""
         numbers = {name: int(row[name]) for name in ("id", "pid", "first_line", "minor")}
         numbers["reserved"] = 0
         codes.append(numbers | {f"{name}_size": len(text) for name, text in texts.items()})
         blob += b"".join(texts.values())
-    close()
+        if len(blob) > _MOST_TEXT or number == len(rows):
+            values = {"magic": CODES_MAGIC, "version": VERSION, "nr": len(codes), "size": len(blob), "reserved": 0}
+            payloads.append(CODES.pack(values | {"codes": codes, "text": blob}, NATIVE))
+            codes, blob = [], b""
     return payloads
 
 

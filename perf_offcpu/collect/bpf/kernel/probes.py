@@ -44,8 +44,7 @@ def has_may_goto() -> bool:
 def pid_namespace_level(defines: Mapping[str, int | str]) -> int:
     """Return the number of pid namespaces above that of this process, read by a BPF program that runs in its context.
     `defines`: offsets from `members.task_members`. Raises CapabilityError: the kernel refuses the program."""
-    offsets = [defines.get(name) for name in ("TASK_THREAD_PID", "PID_LEVEL")]
-    task_pid, level = (offset if isinstance(offset, int) else -1 for offset in offsets)
+    task_pid, level = (int(defines[name]) for name in ("TASK_THREAD_PID", "PID_LEVEL"))
     code = (
         bytes.fromhex("85000000 9e000000")  # r0 = bpf_get_current_task_btf()
         + bytes.fromhex("7900") + task_pid.to_bytes(2, sys.byteorder) + bytes(4)  # r0 = r0->thread_pid
