@@ -27,8 +27,7 @@ from perf_offcpu.collect.bpf.attr import AttachType, ProgramInfo, ProgramType
 from perf_offcpu.collect.bpf.cache import ProgramCache, Recipe, build
 from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
 from perf_offcpu.collect.bpf.header import read_header
-from perf_offcpu.collect.bpf.kernel.facts import KernelFacts, explore, kept_facts, setting_defines
-from perf_offcpu.collect.bpf.kernel.probes import check_privileges
+from perf_offcpu.collect.bpf.kernel.facts import KernelFacts, check_privileges, explore, kept_facts, setting_defines
 from perf_offcpu.collect.bpf.last_tasks import LastTasks, parse_tasks
 from perf_offcpu.collect.bpf.maps import MAP_NAMES, ProgramMaps
 from perf_offcpu.collect.bpf.object import with_kernel_functions, with_late_values

@@ -25,8 +25,8 @@ from perf_offcpu.abi.features import Feature
 from perf_offcpu.binary.fields import Buffer
 from perf_offcpu.collect.bpf.config import STACK_PERIOD_NS
 from perf_offcpu.collect.counters import Counter, Span, counters_sample, lost_records
+from perf_offcpu.collect.events.parser import tracing_data
 from perf_offcpu.collect.events.perf_event import NATIVE
-from perf_offcpu.collect.events.tracepoints import tracing_data
 from perf_offcpu.collect.existing.inventory import Inventory
 from perf_offcpu.collect.options import STANDARD_OUTPUT, RecordOptions
 from perf_offcpu.collect.summary import Source

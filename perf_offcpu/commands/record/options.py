@@ -108,7 +108,7 @@ def with_rights(options: RecordOptions, *, forced: bool) -> RecordOptions:
     """Return `options`, with `unprivileged` set if `forced` or if the kernel refuses BPF. Raises CapabilityError: BPF
     is refused and an option needs it, the command is set-user-ID, or /proc is of another pid namespace; UsageError:
     `forced`, and an option needs BPF."""
-    from perf_offcpu.collect.bpf.kernel.probes import check_privileges
+    from perf_offcpu.collect.bpf.kernel.facts import check_privileges
 
     if os.path.realpath("/proc/self") != f"/proc/{os.getpid()}":  # direct: asks which pid this process has there
         reason = "/proc does not show the processes of this pid namespace, but others under the same ids"
