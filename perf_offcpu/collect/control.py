@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import FrameType
-from typing import NamedTuple, Self
+from typing import Self
 
 from perf_offcpu.collect.targets import TargetWatch
 from perf_offcpu.errors import UsageError
@@ -54,19 +54,12 @@ def parse_control(text: str) -> ControlFds:
     return fds
 
 
-class Command(NamedTuple):
-    """A command of `COMMANDS` and its argument, "" for none."""
-
-    name: str
-    argument: str = ""
-
-
 class Control:
     """Read commands from the descriptors of --control and queue them; if `fds` is None, no command ever comes."""
 
     def __init__(self, fds: ControlFds | None) -> None:
         self._fds, self._rest = fds, b""
-        self._commands: deque[Command] = deque()
+        self._commands: deque[tuple[str, str]] = deque()
         if fds is not None:
             os.set_blocking(fds.commands, False)
             if fds.acks >= 0:
@@ -93,11 +86,11 @@ class Control:
         for line in lines:
             name, _, argument = line.decode(errors="replace").strip(" \r").partition(" ")
             if name in COMMANDS:
-                self._commands.append(Command(name, argument.strip()))
+                self._commands.append((name, argument.strip()))
         return bool(data)
 
-    def next(self) -> Command | None:
-        """Remove and return the oldest command of the queue; None if it is empty."""
+    def next(self) -> tuple[str, str] | None:
+        """Remove and return the oldest command (of COMMANDS, and its argument, "" for none); None if there is none."""
         return self._commands.popleft() if self._commands else None
 
     def acknowledge(self) -> None:
@@ -180,9 +173,9 @@ class Requests:
     def obey(self, expected: str) -> bool:
         """Carry out and acknowledge the commands before the expected one; return whether that has come."""
         while not self.stopping and (command := self.control.next()) is not None:
-            if command.name == expected:
+            if command[0] == expected:
                 return True
-            self._carry_out(command)
+            self._carry_out(*command)
             self.control.acknowledge()
         return False
 
@@ -191,16 +184,16 @@ class Requests:
         is_requested, self._signals.rotate = self._signals.rotate, False
         return is_requested
 
-    def _carry_out(self, command: Command) -> None:
-        if command.name in _NEED_NEW_FILE and not self._has_files:
-            self._say(f"--control: {command.name}: needs a new file, and there is no --switch-output")
-        elif command.name == "period":
-            self._change_period(command.argument)
-        elif command.name == "snapshot":
+    def _carry_out(self, name: str, argument: str) -> None:
+        if name in _NEED_NEW_FILE and not self._has_files:
+            self._say(f"--control: {name}: needs a new file, and there is no --switch-output")
+        elif name == "period":
+            self._change_period(argument)
+        elif name == "snapshot":
             self._signals.rotate = True
-        elif command.name == "account":
+        elif name == "account":
             self.account_due = True
-        elif command.name == "stop":
+        elif name == "stop":
             self.stopping = True
 
     def _change_period(self, text: str) -> None:

@@ -35,8 +35,6 @@ from perf_offcpu.perfdata.tracing_data import tracing_data_body
 
 DEFAULT_EVENT = "cpu-clock"
 NO_EVENT = "none"
-
-
 CYCLES = 0
 _SOFTWARE = """
 cpu-clock task-clock page-faults/faults context-switches/cs cpu-migrations/migrations minor-faults major-faults

@@ -34,8 +34,6 @@ _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 Functions = list[tuple[str, str, int, int]]
 """(name, file, line, call) of each Python function of a thread, leaf first. `call`: number of the call of the
 interpreter's C function that runs it, counted from the root."""
-
-
 Wait = tuple[int, int, int]
 """Process, thread and begin of a wait."""
 

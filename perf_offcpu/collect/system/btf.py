@@ -44,7 +44,6 @@ _NAMED = frozenset((Kind.STRUCT, Kind.UNION, Kind.TYPEDEF, Kind.ENUM, Kind.FUNC,
 _COMPOSITE = frozenset((Kind.STRUCT, Kind.UNION))
 _TRANSPARENT = frozenset((Kind.TYPEDEF, Kind.VOLATILE, Kind.CONST, Kind.RESTRICT, Kind.TYPE_TAG))
 
-
 _WINDOW = 1 << 15  # words
 _DOUBLINGS = 5  # the longest stride is 32 records
 

@@ -29,8 +29,6 @@ from perf_offcpu.resources import bpf_dir
 _WORDS, _TIMESPEC = struct.Struct("=5I"), struct.Struct("=2q")
 _LONGEST_NS = int(np.iinfo(np.int64).max)
 _NSPID: Final = re.compile(rb"^NSpid:\t([\d\t]+)$", re.MULTILINE)
-
-
 _POLLFD: Final = struct.Struct("=ihh")
 _WORD: Final = 8
 _MOST_DESCRIPTORS: Final = 1024  # FD_SETSIZE

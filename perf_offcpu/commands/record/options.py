@@ -26,8 +26,7 @@ from perf_offcpu.errors import CapabilityError, UsageError
 from perf_offcpu.units import parse_size, parse_time
 
 if TYPE_CHECKING:
-    from perf_offcpu.collect.options import RecordOptions
-    from perf_offcpu.collect.rotation import Rotation
+    from perf_offcpu.collect.options import RecordOptions, Rotation
     from perf_offcpu.collect.targets import Target
 
 
@@ -162,7 +161,7 @@ def _needs_bpf(options: RecordOptions) -> str:
 
 
 def _rotation(args: argparse.Namespace) -> Rotation | None:
-    from perf_offcpu.collect.rotation import parse_rotation
+    from perf_offcpu.collect.options import parse_rotation
 
     _at_least("--switch-max-files", 0, args.switch_max_files)
     if args.switch_output is None:

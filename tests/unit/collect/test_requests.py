@@ -16,12 +16,11 @@ from perf_offcpu import losses
 from perf_offcpu.abi.counters import COUNTERS, EVENT_ID, MAGIC
 from perf_offcpu.abi.records import RECORD_HEADER, RecordType
 from perf_offcpu.abi.sample import SAMPLE
-from perf_offcpu.collect.control import Command, Control, ControlFds, RecordingSignals, Requests, parse_control
+from perf_offcpu.collect.control import Control, ControlFds, RecordingSignals, Requests, parse_control
 from perf_offcpu.collect.counters import Counter, Span, counters_event, counters_sample
 from perf_offcpu.collect.events.evsels import Support
-from perf_offcpu.collect.options import RecordOptions
-from perf_offcpu.collect.output.series import FileSeries
-from perf_offcpu.collect.rotation import FileNames, Rotation, parse_rotation
+from perf_offcpu.collect.options import RecordOptions, Rotation, parse_rotation
+from perf_offcpu.collect.output.series import FileNames, FileSeries
 from perf_offcpu.collect.session import Session
 from perf_offcpu.collect.summary import Summary
 from perf_offcpu.collect.system.clock import now_ns
@@ -133,12 +132,12 @@ def test_commands_come_in_pieces_and_others_are_left_out() -> None:
         while select.select([control.fd], [], [], 0)[0]:
             assert control.read()
     found = list(iter(control.next, None))
-    assert found == [Command("disable"), Command("period", "2.5"), Command("ping"), Command("stop")]
+    assert found == [("disable", ""), ("period", "2.5"), ("ping", ""), ("stop", "")]
     control.acknowledge()
     assert os.read(acks, 10) == b"ack\n"
     os.close(ours)
     assert not control.read(), "nothing will come any more"
-    assert control.next() == Command("enable") and not control.read() and control.next() is None
+    assert control.next() == ("enable", "") and not control.read() and control.next() is None
     os.close(acks)
     control.acknowledge()  # nobody listens
     os.close(theirs)

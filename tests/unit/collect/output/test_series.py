@@ -27,10 +27,9 @@ from perf_offcpu.collect.existing.inventory import KnownTasks
 from perf_offcpu.collect.existing.kernel_maps import KernelMaps
 from perf_offcpu.collect.existing.maps import MappedBuildIds
 from perf_offcpu.collect.kernel_totals.user_stacks import Unread
-from perf_offcpu.collect.options import RecordOptions
+from perf_offcpu.collect.options import RecordOptions, Rotation
 from perf_offcpu.collect.output.file import Counts, OutputFile
 from perf_offcpu.collect.output.series import FileSeries
-from perf_offcpu.collect.rotation import Rotation
 from perf_offcpu.collect.system.background import Future
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.targets import Target
