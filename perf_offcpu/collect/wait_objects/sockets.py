@@ -7,7 +7,6 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from perf_offcpu.collect.wait_objects.names import endpoint
@@ -41,11 +40,13 @@ def listening_ports(pid: int) -> frozenset[int]:
     tables begin with the listening sockets; only these are read."""
     ports: set[int] = set()
     for table in ("tcp", "tcp6"):
-        for line in _first_lines(f"/proc/{pid}/net/{table}"):
-            words = line.split(None, _STATE + 1)
-            if len(words) <= _STATE or words[_STATE] != _LISTENS:
-                break
-            ports.add(int(words[_LOCAL].rpartition(b":")[2], 16))
+        # direct: a file of /proc
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/net/{table}", "rb", buffering=_BLOCK) as lines:
+            for line in itertools.islice(lines, 1, None):
+                words = line.split(None, _STATE + 1)
+                if len(words) <= _STATE or words[_STATE] != _LISTENS:
+                    break
+                ports.add(int(words[_LOCAL].rpartition(b":")[2], 16))
     return frozenset(ports)
 
 
@@ -114,13 +115,6 @@ def _internet_socket(protocol: bytes, words: list[bytes], ports: set[bytes]) -> 
 
 def _lines(pid: int, table: str) -> list[bytes]:
     return kernel_lines(read_kernel_if_any(f"/proc/{pid}/net/{table}", _MOST_BYTES))[1:]
-
-
-def _first_lines(path: str) -> Iterator[bytes]:
-    """Yield the lines of a table after its title, reading no further than the caller asks."""
-    # direct: a file of /proc
-    with contextlib.suppress(OSError), open(path, "rb", buffering=_BLOCK) as lines:
-        yield from itertools.islice(lines, 1, None)
 
 
 def _address(text: str) -> bytes:
