@@ -75,6 +75,7 @@ class Collector(Closing):
 
     Attributes:
         span: the time in which waits are recorded, since the last `resume`; its end is 0 until `pause` or `end`.
+        draws_stacks: stacks are taken of a sample of the short waits, and stand for the stacks of all short waits.
         rings: the rings of samples.
         pressure: measures the time between two drains.
         build_ids: build-ids of mapped files.
@@ -93,6 +94,7 @@ class Collector(Closing):
             support = self._probe_support(cpus[0])
             defers = bool(support.sampling_flags & AttrFlag.DEFER_CALLCHAIN)
             self.program = stack.enter_context(OffCpuProgram(bpf_config(options, defers)))
+            self.draws_stacks = self.program.draws_stacks
             self._open_rings(support, cpus, defers and self.program.ends_at_exit, stack)
             self.pressure = Pressure(runnable=stack.enter_context(run_delay()))
             self.build_ids = MappedBuildIds()
@@ -289,11 +291,6 @@ class Collector(Closing):
         counters |= {cause: Counter(count) for cause, count in self.unread.lost.copy().items()}
         rate = self.program.maps.rate()
         return counters | {losses.THRESHOLD_RAISED: Counter(rate["raised"], rate["highest_ns"])}
-
-    @property
-    def draws_stacks(self) -> bool:
-        """True if stacks are taken of a sample of the short waits, and stand for the stacks of all short waits."""
-        return self.program.draws_stacks
 
     def _recorded(self) -> set[int]:
         """Return the pids of recorded processes that live."""

@@ -17,14 +17,8 @@ from perf_offcpu.collect.bpf.maps import Drained
 from perf_offcpu.collect.collector import Collector
 from perf_offcpu.collect.control import FLUSH_S
 from perf_offcpu.collect.counters import Reading, account_sample, task_sample
+from perf_offcpu.collect.kernel_totals import waits
 from perf_offcpu.collect.kernel_totals.budgets import BudgetShares, budget_samples
-from perf_offcpu.collect.kernel_totals.waits import (
-    SUM_KEY,
-    still_blocked_samples,
-    sum_samples,
-    united,
-    with_user_stacks,
-)
 from perf_offcpu.collect.output.file import OutputFile, Piece
 from perf_offcpu.collect.system.background import Future, stepping_until
 from perf_offcpu.collect.system.clock import now_ns
@@ -103,7 +97,7 @@ class KernelTotals:
         """Return the states of tasks, plus user stacks, polled objects, lock holders and, if `copied`, stack copies."""
         copy_bytes = self._waits.attr.sample_stack_user if copied else 0
         unread, again = self._collector.unread, self._program.last_tasks
-        last = with_user_stacks(again(), again, copy_bytes, unread)
+        last = waits.with_user_stacks(again(), again, copy_bytes, unread)
         last = with_polled(last, self._program.maps.set_polled, again, unread)
         return with_holders(last, unread)
 
@@ -128,7 +122,7 @@ class KernelTotals:
         """Yield all records; the most useful come first: threads that wait now, then budgets, then sums. `last`: the
         states of tasks at the end of the file; None: not known, or the file goes on."""
         end_ns = last.end_ns if last else now_ns()
-        for number, blocked in still_blocked_samples(self._waits, last) if last else ():
+        for number, blocked in waits.still_blocked_samples(self._waits, last) if last else ():
             yield Piece(losses.STILL_BLOCKED_UNWRITTEN, np.zeros(number, np.uint64), blocked)
         payloads, (readings, self._readings) = last.python if last else (), (self._readings, [])
         own = [account_sample(self._collector.counters_event, payload, end_ns) for payload in payloads]
@@ -139,7 +133,7 @@ class KernelTotals:
             yield from self._budget_pieces(last.budgets, end_ns, noting=True)
         yield from self._budget_pieces(drained.budgets, end_ns)
         sums = self._drawn.share(drained.sums, end_of_file=end_of_file)
-        for rows, records in sum_samples(self._waits, sums, drained.stacks.find(sums["stack"])):
+        for rows, records in waits.sum_samples(self._waits, sums, drained.stacks.find(sums["stack"])):
             yield Piece(losses.SUMS_UNWRITTEN, rows["total_ns"], records)
 
     def _budget_pieces(self, budgets: NDArray[Any], time_ns: int, *, noting: bool = False) -> Iterator[Piece]:
@@ -175,7 +169,7 @@ class DrawnStacks:
         is_drawn = (sums["flags"] & _DRAWN) != 0
         exact, drawn = sums[~is_drawn], sums[is_drawn & (sums["total_ns"] > 0)]
         if self._held is not None:
-            exact, self._held = united(np.concatenate([self._held, exact])), None
+            exact, self._held = waits.united(np.concatenate([self._held, exact])), None
         owner = _owners(exact, drawn)
         is_shared = np.zeros(len(exact), np.bool_)
         is_shared[owner[owner >= 0]] = True
@@ -187,8 +181,8 @@ class DrawnStacks:
 
 def _keys(rows: Rows) -> Rows:
     """Return the SUM_KEY of each row, packed, without the flag DRAWN."""
-    keys = np.empty(len(rows), [(name, rows.dtype[name]) for name in SUM_KEY])
-    for name in SUM_KEY:
+    keys = np.empty(len(rows), [(name, rows.dtype[name]) for name in waits.SUM_KEY])
+    for name in waits.SUM_KEY:
         keys[name] = rows[name]
     keys["flags"] &= ~_DRAWN
     return keys

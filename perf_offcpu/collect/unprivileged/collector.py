@@ -53,7 +53,8 @@ class UserCollector(Closing):
     `collector.Collector`."""
 
     def __init__(self, options: RecordOptions, command_pid: int, say: Callable[[str], None]) -> None:
-        self.options = options
+        self.options, self.threshold_ns = options, options.threshold_ns
+        self.draws_stacks = False  # stacks of short waits are not known
         self.span = Span(0, 0, options.threshold_ns)
         target, self._on_exec = options.target, command_pid > 0
         tasks = {tid: pid for pid in target.processes for tid in threads_of(pid)}
@@ -173,16 +174,6 @@ class UserCollector(Closing):
             part = slice(low, low + AT_ONCE)
             self._write_waits(intervals[rows[part]], looks[part], sink)
         self._switches.forget_chains()
-
-    @property
-    def draws_stacks(self) -> bool:
-        """Return False: stacks of short waits are not known."""
-        return False
-
-    @property
-    def threshold_ns(self) -> int:
-        """Return the length of the shortest wait that is a sample, ns."""
-        return self.options.threshold_ns
 
     def counters(self) -> dict[LossCause, Counter]:
         """Return the counters of waits and losses; UNPRIVILEGED marks the recording as an ordinary user's."""
