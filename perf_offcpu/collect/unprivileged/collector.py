@@ -173,7 +173,7 @@ class UserCollector(Closing):
         for low in range(0, len(rows), AT_ONCE):
             part = slice(low, low + AT_ONCE)
             self._write_waits(intervals[rows[part]], looks[part], sink)
-        self._switches.forget_chains()
+        self._chains.forget(self._switches.last)
 
     def counters(self) -> dict[LossCause, Counter]:
         """Return the counters of waits and losses; UNPRIVILEGED marks the recording as an ordinary user's."""

@@ -105,14 +105,14 @@ class SwitchLog:
     """Take SWITCH records out of drained records; a sink of rings. `tasks`: thread → process, of the threads that exist
     at `begin_ns`. `counters`: counts damaged records and missing switches. `chains`: takes the samples of context
     switches. `others`: all other records, which the caller removes and passes to `SideBand`. `samples`: number of
-    on-CPU samples put into `others` so far."""
+    on-CPU samples put into `others` so far. `last`: the last event (EVENT) of each thread up to the last `take`."""
 
     def __init__(self, tasks: dict[int, int], begin_ns: int, counters: Losses, chains: KernelChains) -> None:
         self.others: list[Buffer] = []
         self.samples, self._counters, self._chains = 0, counters, chains
-        self._last = np.zeros(len(tasks), EVENT)  # the last event of each thread
-        self._last["tid"], self._last["pid"] = list(tasks), list(tasks.values())
-        self._last["time"], self._last["kind"] = begin_ns, BEFORE
+        self.last = np.zeros(len(tasks), EVENT)
+        self.last["tid"], self.last["pid"] = list(tasks), list(tasks.values())
+        self.last["time"], self.last["kind"] = begin_ns, BEFORE
         self._new: list[Rows] = []
 
     def append(self, *pieces: Buffer) -> None:
@@ -141,13 +141,13 @@ class SwitchLog:
         rows["preempted"] = chunk.miscs & np.uint16(Misc.SWITCH_OUT_PREEMPT) != 0
         if (chunk.types == RecordType.LOST).any():
             # Threads may have run since: what they did last is not known.
-            self._last, self._new = self._last[:0], []
+            self.last, self._new = self.last[:0], []
             self._chains.clear()
         self._new.append(rows[chunk.types != RecordType.LOST])
 
     def _events(self) -> Rows:
         """Return the last event of each thread, and those after it, by thread and time."""
-        events = np.concatenate([self._last, *self._new])
+        events = np.concatenate([self.last, *self._new])
         return events[np.lexsort((events["time"], events["tid"]))]
 
     def take(self, before_ns: int) -> Rows:
@@ -168,12 +168,8 @@ class SwitchLog:
         intervals["begin"], intervals["end"] = begin["time"][paired], end["time"][paired]
         intervals["cpu"] = end["cpu"][paired]
         last = events[np.append(~same, True)[: len(events)]]
-        self._last = last[last["kind"] != GONE]
+        self.last = last[last["kind"] != GONE]
         return intervals
-
-    def forget_chains(self) -> None:
-        """Forget callchains of waits that `take` has returned."""
-        self._chains.forget(self._last)
 
     def off_cpu(self) -> Rows:
         """Return the last event (EVENT) of each thread that is off the CPU, as far as records tell."""
@@ -184,8 +180,8 @@ class SwitchLog:
 
     def unfinished(self, end_ns: int) -> Rows:
         """Return the intervals (INTERVAL), after `take` of all events, that last at `end_ns`."""
-        intervals = np.zeros(len(self._last), INTERVAL)
+        intervals = np.zeros(len(self.last), INTERVAL)
         for name in ("pid", "tid", "kind", "preempted", "cpu", "ran_since"):
-            intervals[name] = self._last[name]
-        intervals["begin"], intervals["end"] = self._last["time"], np.maximum(self._last["time"], end_ns)
+            intervals[name] = self.last[name]
+        intervals["begin"], intervals["end"] = self.last["time"], np.maximum(self.last["time"], end_ns)
         return intervals
