@@ -65,11 +65,10 @@ def cost_ns(pid: int, *, python: bool) -> tuple[float, int]:
     support, cpus = probe_support(0), online_cpus()
     rings = Rings("offcpu-time", lambda wakeup: offcpu_attr(support, wakeup, 8, False), cpus, 4 << 20, print)
     with OffCpuProgram(config) as program:
-        pythons = PythonProcesses(Losses())
-        pythons.maps = program.maps if python else None
+        pythons = PythonProcesses(Losses(), maps=program.maps)
         reader = ProcessReader(MappedBuildIds(), False, lambda key, content: False, lambda number: None)
         for part in reader.read(pid, mapped=True)[0]:
-            pythons.see(part[2] or b"")
+            pythons.see(part[2] or b"" if python else b"")
         for cpu, fd in rings.owner.fds.items():
             program.maps.set_output(cpu, fd)
             for size in ("bare", "quarter", "double", "fourfold"):

@@ -85,11 +85,6 @@ def budget_layout(payload: bytes, order: Order) -> Layout:
     return BUDGET.prefix(BUDGET.offset(end)) if end else BUDGET
 
 
-def budgets_layout(payload: bytes, order: Order) -> Layout:
-    """Return the layout of a whole payload of budgets, by the version that it states."""
-    return Layout(BUDGETS.name, *_HEAD, Field("budgets", budget_layout(payload, order), count="nr"))
-
-
 PYTHON = Layout(
     "offcpu-counters Python functions of a thread",
     Field("magic", U32, doc='"OFCP"'),
@@ -171,6 +166,6 @@ def payload_layout(payload: bytes, order: Order) -> Layout:
     """Return the layout of a raw payload of `offcpu-counters`, by its magic; COUNTERS for an unknown magic."""
     magic = to_int(payload[:4], order)
     if magic == BUDGET_MAGIC:
-        return budgets_layout(payload, order)
+        return Layout(BUDGETS.name, *_HEAD, Field("budgets", budget_layout(payload, order), count="nr"))
     layouts = {PYTHON_MAGIC: PYTHON, TASKS_MAGIC: TASKS, CODES_MAGIC: CODES, JIT_MAP_MAGIC: JIT_MAP}
     return layouts.get(magic, wait_objects.OBJECTS if magic == wait_objects.MAGIC else COUNTERS)

@@ -17,7 +17,7 @@ Programs, events and rings belong to file descriptors: however the recorder ends
 
 import contextlib
 from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from typing import Any
 
@@ -31,13 +31,13 @@ from perf_offcpu.collect.counters import Counter, Span, counters_event, task_eve
 from perf_offcpu.collect.events import evsels, perf_event
 from perf_offcpu.collect.events.evsels import Support
 from perf_offcpu.collect.existing.inventory import KnownTasks
-from perf_offcpu.collect.existing.kernel_maps import KnownKernel
+from perf_offcpu.collect.existing.kernel_maps import KernelMaps
 from perf_offcpu.collect.existing.maps import MappedBuildIds
 from perf_offcpu.collect.jvms import Jvms
 from perf_offcpu.collect.kernel_totals.user_stacks import Unread
 from perf_offcpu.collect.options import RecordOptions, bpf_config
 from perf_offcpu.collect.python.processes import PythonProcesses
-from perf_offcpu.collect.rings.pressure import Pressure, RunDelay
+from perf_offcpu.collect.rings.pressure import Pressure, run_delay
 from perf_offcpu.collect.rings.rings import Rings, Sink, default_ring_bytes
 from perf_offcpu.collect.rings.side_band import SideBand
 from perf_offcpu.collect.sampling import CopyEvents, SamplingEvents
@@ -50,7 +50,6 @@ from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.structs import Closing
 
 SIDE_RING_BYTES = 512 << 10  # size of each ring of side-band records: room for some thousand execs between two drains
-
 LAST_RUN_NS = 10_000_000  # longest time after the end in which a BPF program that runs at the end may write a record
 
 Say = Callable[[str], None]
@@ -76,6 +75,7 @@ class Collector(Closing):
 
     Attributes:
         span: the time in which waits are recorded, since the last `resume`; its end is 0 until `pause` or `end`.
+        draws_stacks: stacks are taken of a sample of the short waits, and stand for the stacks of all short waits.
         rings: the rings of samples.
         pressure: measures the time between two drains.
         build_ids: build-ids of mapped files.
@@ -94,16 +94,14 @@ class Collector(Closing):
             support = self._probe_support(cpus[0])
             defers = bool(support.sampling_flags & AttrFlag.DEFER_CALLCHAIN)
             self.program = stack.enter_context(OffCpuProgram(bpf_config(options, defers)))
+            self.draws_stacks = self.program.draws_stacks
             self._open_rings(support, cpus, defers and self.program.ends_at_exit, stack)
-            run_delay = RunDelay()
-            stack.callback(run_delay.close)
-            self.pressure = Pressure(runnable=run_delay)
+            self.pressure = Pressure(runnable=stack.enter_context(run_delay()))
             self.build_ids = MappedBuildIds()
-            self.known_tasks, self.known_kernel = KnownTasks(), KnownKernel()
+            self.known_tasks, self.known_kernel = KnownTasks(), KernelMaps()
             self.unread = Unread()
-            self.pythons = PythonProcesses(self.unread.lost, self._recorded)
-            stack.callback(self.pythons.close)
             self._loops, lost = frozenset[int](), self.unread.lost
+            self.pythons = stack.enter_context(closing(PythonProcesses(lost, self._recorded, self.program.maps)))
             self.task_readings = [
                 TaskReadings(_loop_reader, options.task_rate_hz, self._recorded_loops, lost),
                 TaskReadings(lambda: _goroutine_reader(lost), options.goroutine_rate_hz, self._recorded, lost),
@@ -111,21 +109,14 @@ class Collector(Closing):
             for readings in self.task_readings:
                 stack.callback(readings.stop)
             says_ended = options.target.is_system or bool(options.command)
-            self.jvms = Jvms(
-                say,
-                self.unread.lost,
-                self._recorded,
-                self.program.maps if self.program.follows_jvms else None,
-                asks=options.asks_jvms,
-                says_ended=says_ended,
-            )
-            self.pythons.maps = self.program.maps if self.program.reads_python else None
-            self._side_band = SideBand(self.build_ids, self.known_kernel, self.unread.lost, (self.pythons, self.jvms))
-            stack.callback(self._side_band.close)
-            self._sampling = SamplingEvents(options, support, self.rings.owner, self.program.filter_fd, say)
-            stack.callback(self._sampling.close)
-            self._copies = CopyEvents(self.rings.owner, self.program.maps.set_output)
-            stack.callback(self._copies.close)
+            maps = self.program.maps if self.program.follows_jvms else None
+            self.jvms = Jvms(say, lost, self._recorded, maps, asks=options.asks_jvms, says_ended=says_ended)
+            self._followers = (self.pythons, self.jvms) if self.program.reads_python else (self.jvms,)
+            side_band = SideBand(self.build_ids, self.known_kernel, lost, self._followers)
+            self._side_band = stack.enter_context(closing(side_band))
+            sampling = SamplingEvents(options, support, self.rings.owner, self.program.filter_fd, say)
+            self._sampling = stack.enter_context(closing(sampling))
+            self._copies = stack.enter_context(closing(CopyEvents(self.rings.owner, self.program.maps.set_output)))
             stack.callback(self.program.close)  # before the events that it writes to
             self.counters_event, self.task_event = counters_event(support), task_event(support)
             self._failures = self.program.maps.output_failures()
@@ -302,11 +293,6 @@ class Collector(Closing):
         rate = self.program.maps.rate()
         return counters | {losses.THRESHOLD_RAISED: Counter(rate["raised"], rate["highest_ns"])}
 
-    @property
-    def draws_stacks(self) -> bool:
-        """True if stacks are taken of a sample of the short waits, and stand for the stacks of all short waits."""
-        return self.program.draws_stacks
-
     def _recorded(self) -> set[int]:
         """Return the pids of recorded processes that live."""
         return set(self.program.last_tasks().tasks["pid"].tolist())
@@ -320,8 +306,8 @@ class Collector(Closing):
 
     def note_existing(self, records: bytes) -> None:
         """Find processes that run CPython or a JVM in whole records of what existed when a file began."""
-        self.pythons.see(records)
-        self.jvms.see(records)
+        for follower in self._followers:
+            follower.see(records)
 
     def take_objects(self) -> NDArray[Any]:
         """Return the wait objects that were new since the last call, as rows of `struct offcpu_object`."""

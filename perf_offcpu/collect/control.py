@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests to a recorder that runs: commands, as of `perf record --control fd:CTL,ACK`, and SIGUSR2 for a new file.
+`Waiter` waits for them, for rings, and for what ends a recording.
 
 A command is a line; a NUL or the end of the input ends it, too, as in perf. Each command is answered by "ack" and a
 newline, if there is a descriptor for answers. A command that cannot be carried out is reported on standard error, too.
@@ -9,13 +10,16 @@ Source: tools/perf/util/evlist.h (EVLIST_CTL_CMD_*_TAG), evlist.c; `account` and
 import contextlib
 import os
 import re
+import select
 import signal
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import FrameType
-from typing import NamedTuple, Self
+from typing import Self
 
+from perf_offcpu.collect.targets import TargetWatch
 from perf_offcpu.errors import UsageError
 from perf_offcpu.text import printable
 from perf_offcpu.units import parse_time
@@ -50,19 +54,12 @@ def parse_control(text: str) -> ControlFds:
     return fds
 
 
-class Command(NamedTuple):
-    """A command of `COMMANDS` and its argument, "" for none."""
-
-    name: str
-    argument: str = ""
-
-
 class Control:
     """Read commands from the descriptors of --control and queue them; if `fds` is None, no command ever comes."""
 
     def __init__(self, fds: ControlFds | None) -> None:
         self._fds, self._rest = fds, b""
-        self._commands: deque[Command] = deque()
+        self._commands: deque[tuple[str, str]] = deque()
         if fds is not None:
             os.set_blocking(fds.commands, False)
             if fds.acks >= 0:
@@ -89,11 +86,11 @@ class Control:
         for line in lines:
             name, _, argument = line.decode(errors="replace").strip(" \r").partition(" ")
             if name in COMMANDS:
-                self._commands.append(Command(name, argument.strip()))
+                self._commands.append((name, argument.strip()))
         return bool(data)
 
-    def next(self) -> Command | None:
-        """Remove and return the oldest command of the queue; None if it is empty."""
+    def next(self) -> tuple[str, str] | None:
+        """Remove and return the oldest command (of COMMANDS, and its argument, "" for none); None if there is none."""
         return self._commands.popleft() if self._commands else None
 
     def acknowledge(self) -> None:
@@ -176,9 +173,9 @@ class Requests:
     def obey(self, expected: str) -> bool:
         """Carry out and acknowledge the commands before the expected one; return whether that has come."""
         while not self.stopping and (command := self.control.next()) is not None:
-            if command.name == expected:
+            if command[0] == expected:
                 return True
-            self._carry_out(command)
+            self._carry_out(*command)
             self.control.acknowledge()
         return False
 
@@ -187,16 +184,16 @@ class Requests:
         is_requested, self._signals.rotate = self._signals.rotate, False
         return is_requested
 
-    def _carry_out(self, command: Command) -> None:
-        if command.name in _NEED_NEW_FILE and not self._has_files:
-            self._say(f"--control: {command.name}: needs a new file, and there is no --switch-output")
-        elif command.name == "period":
-            self._change_period(command.argument)
-        elif command.name == "snapshot":
+    def _carry_out(self, name: str, argument: str) -> None:
+        if name in _NEED_NEW_FILE and not self._has_files:
+            self._say(f"--control: {name}: needs a new file, and there is no --switch-output")
+        elif name == "period":
+            self._change_period(argument)
+        elif name == "snapshot":
             self._signals.rotate = True
-        elif command.name == "account":
+        elif name == "account":
             self.account_due = True
-        elif command.name == "stop":
+        elif name == "stop":
             self.stopping = True
 
     def _change_period(self, text: str) -> None:
@@ -209,3 +206,66 @@ class Requests:
             self._signals.rotate = True
         except UsageError as problem:
             self._say(printable(str(problem)))
+
+
+FLUSH_S = 0.2  # longest time between two reads of the rings: a killed recorder loses at most this time
+STEADY_FLUSH_S = 1.0  # longest time between two reads in recordings that run for days (`RecordOptions.is_steady`)
+
+
+class Waiter:
+    """Wait until rings have to be emptied (when filled to some degree, else after a fixed time), or a signal, the
+    clock, the end of the command or of the last target ends the recording.
+
+    Args:
+        rings: descriptors that become readable when a ring has filled.
+        endings: descriptors that end the recording when one of them becomes readable.
+        signals: signals of the recording, some of which end it.
+        watch: the targets; the end of the last one ends the recording.
+        duration_s: time from now after which the recording ends; None for no limit.
+        control: commands of `--control`; one that comes ends a wait, not the recording.
+    """
+
+    def __init__(
+        self,
+        rings: Iterable[int],
+        endings: Iterable[int],
+        signals: RecordingSignals,
+        watch: TargetWatch,
+        duration_s: float | None,
+        control: Control,
+    ) -> None:
+        self._endings, self._watch, self._signals = set(endings), watch, signals
+        self._control = control
+        self._deadline = None if duration_s is None else time.monotonic() + duration_s
+        self._poll = select.poll()
+        commands = [control.fd] if control.fd >= 0 else []
+        for fd in (*rings, *self._endings, signals.fd, *watch.fds, *commands):
+            self._poll.register(fd, select.POLLIN)
+
+    def add_rings(self, rings: Iterable[int]) -> None:
+        """Add descriptors of further rings to wait for."""
+        for fd in rings:
+            self._poll.register(fd, select.POLLIN)
+
+    def wait(self, most_s: float = FLUSH_S) -> bool:
+        """Wait until a descriptor is readable, or for `most_s`; read commands; return whether the recording is over."""
+        left_s = most_s if self._deadline is None else min(most_s, self._deadline - time.monotonic())
+        ready = self._poll.poll(max(0.0, left_s) * 1000)
+        over = [self._is_over(fd, flags) for fd, flags in ready]
+        return any(over) or (self._deadline is not None and time.monotonic() >= self._deadline)
+
+    def _is_over(self, fd: int, flags: int) -> bool:
+        if fd in self._endings:
+            return True
+        if fd == self._signals.fd:
+            return self._signals.is_ending()
+        if fd == self._control.fd:
+            if not self._control.read():
+                self._poll.unregister(fd)
+            return False
+        if fd in self._watch.fds:
+            self._poll.unregister(fd)
+            return self._watch.ended(fd)
+        if flags & ~select.POLLIN:  # the event of a CPU that went offline: there is nothing to wait for
+            self._poll.unregister(fd)
+        return False

@@ -17,12 +17,11 @@ from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType, ReadFormat
 from perf_offcpu.collect.bpf.cache import ProgramCache, Recipe
 from perf_offcpu.collect.bpf.compile import import_bcc
 from perf_offcpu.collect.bpf.defines import FIRST_PID_NAMESPACE
-from perf_offcpu.collect.bpf.kernel.facts import explore, setting_defines
-from perf_offcpu.collect.bpf.kernel.probes import check_privileges
+from perf_offcpu.collect.bpf.kernel.facts import check_privileges, explore, setting_defines
 from perf_offcpu.collect.bpf.program import OffCpuProgram
 from perf_offcpu.collect.events import evsels
+from perf_offcpu.collect.events.parser import DEBUGFS, TRACEFS
 from perf_offcpu.collect.events.perf_event import Kprobe, can_open
-from perf_offcpu.collect.events.tracepoints import DEBUGFS, TRACEFS
 from perf_offcpu.collect.system import privileges
 from perf_offcpu.collect.system.btf import VMLINUX_BTF, Btf
 from perf_offcpu.collect.system.cgroups import cgroup2_mount

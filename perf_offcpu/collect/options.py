@@ -6,13 +6,42 @@ from dataclasses import dataclass, fields
 from perf_offcpu.collect.bpf.config import OffCpuConfig, WaitOptions
 from perf_offcpu.collect.control import ControlFds
 from perf_offcpu.collect.events.parser import DEFAULT_EVENT, SamplingEvent, parse_events
-from perf_offcpu.collect.rotation import Rotation
 from perf_offcpu.collect.targets import Target
+from perf_offcpu.errors import UsageError
+from perf_offcpu.units import SIZES, TIMES, size_bytes, time_ns
 
 DEFAULT_FREQUENCY_HZ = 99
 DEFAULT_OUTPUT = "perf.data"
 STANDARD_OUTPUT = "-"
 _GOROUTINE_RATE_HZ = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Limits of size and age of a file, beyond which a new one begins (`--switch-output`); SIGUSR2 always begins one.
+    Source: tools/perf/builtin-record.c: switch_output_setup()."""
+
+    size_bytes: int = 0  # size at which a file ends, 0 for no limit
+    seconds: float = 0  # age at which a file ends, 0 for no limit
+    max_files: int = 0  # number of files to keep, the newest; 0 for all
+
+    def is_due(self, size_bytes: int, seconds: float) -> bool:
+        """Return whether a file of this size and age has reached one of the limits."""
+        return 0 < self.size_bytes <= size_bytes or 0 < self.seconds <= seconds
+
+
+def parse_rotation(text: str, max_files: int = 0) -> Rotation:
+    """Parse `signal`, a size such as 100M, or a time such as 30s. Raises UsageError: the text is none of these."""
+    if text == "signal":
+        return Rotation(max_files=max_files)
+    seconds = (time_ns(text) or 0) / 1e9  # first: m is a minute, M a megabyte
+    size = 0 if seconds else size_bytes(text, unit=0)
+    if not seconds and not size:
+        raise UsageError(
+            f"--switch-output {text}: not a size ({SIZES}), a length of time ({TIMES}) or signal; before a "
+            "command write --switch-output=signal"
+        )
+    return Rotation(size or 0, seconds, max_files)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ an event for each size. All sizes have one sample layout, because a sample state
 are one event with more ids. bpf/copies.h chooses the size."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from perf_offcpu.abi.attr import AttrFlag, PerfType
 from perf_offcpu.abi.offcpu import LARGEST_COPY, REFERENCE_BYTES
@@ -26,13 +26,18 @@ class SharingEvents:
     def __iter__(self) -> Iterator[CpuEvent]:
         return iter(self._events)
 
+    def _take(self, events: Iterable[CpuEvent]) -> None:
+        """Take and wire events, one after the other as they are opened; close all if one cannot be opened."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.close)
+            for event in events:
+                self._events.append(event)
+                for cpu in event.fds:
+                    self._wire(event, cpu)
+            stack.pop_all()
+
     def _wire(self, event: CpuEvent, cpu: int) -> None:
         perf_event.redirect(event.fds[cpu], self._owner.fds[cpu])
-
-    def _wire_all(self) -> None:
-        for event in self:
-            for cpu in event.fds:
-                self._wire(event, cpu)
 
     def enable(self) -> None:
         """Enable all events on all their CPUs."""
@@ -68,12 +73,7 @@ class SamplingEvents(SharingEvents):
     ) -> None:
         super().__init__(owner)
         self._options, self._support, self._filter_fd, self._say = options, support, filter_fd, say
-        with contextlib.ExitStack() as stack:
-            stack.callback(self.close)
-            for event in options.events:
-                self._events.append(self._open(event, options.target.cpus or tuple(owner.fds)))
-            self._wire_all()
-            stack.pop_all()
+        self._take(self._open(event, options.target.cpus or tuple(owner.fds)) for event in options.events)
 
     def _open(self, event: SamplingEvent, cpus: tuple[int, ...]) -> CpuEvent:
         """Open an event on these CPUs, or its `fallback` where the hardware does not count it."""
@@ -137,12 +137,8 @@ class CopyEvents(SharingEvents):
         self._set_output = set_output
         usual = owner.attr.sample_stack_user
         self._sizes = copy_sizes(usual) if usual else {}
-        with contextlib.ExitStack() as stack:
-            stack.callback(self.close)
-            for size in self._sizes.values():
-                self._events.append(CpuEvent(owner.name, owner.attr._replace(sample_stack_user=size), owner.fds))
-            self._wire_all()
-            stack.pop_all()
+        attrs = [owner.attr._replace(sample_stack_user=size) for size in self._sizes.values()]
+        self._take(CpuEvent(owner.name, attr, owner.fds) for attr in attrs)
 
     def _wire(self, event: CpuEvent, cpu: int) -> None:
         super()._wire(event, cpu)

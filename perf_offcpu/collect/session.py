@@ -29,30 +29,32 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
 
+from perf_offcpu import losses
 from perf_offcpu.collect.collector import Collector
-from perf_offcpu.collect.control import RecordingSignals, Requests
+from perf_offcpu.collect.control import FLUSH_S, STEADY_FLUSH_S, Control, RecordingSignals, Requests, Waiter
 from perf_offcpu.collect.options import STANDARD_OUTPUT, RecordOptions
+from perf_offcpu.collect.output.file import OutputFile
+from perf_offcpu.collect.output.object_table import ObjectTable
 from perf_offcpu.collect.output.series import FileSeries
 from perf_offcpu.collect.rings.pressure import DrainPriority
 from perf_offcpu.collect.rings.rings import Sink
-from perf_offcpu.collect.rings.waiter import FLUSH_S, STEADY_FLUSH_S, Waiter
 from perf_offcpu.collect.summary import Summary
+from perf_offcpu.collect.system.background import in_background, stepping_until
 from perf_offcpu.collect.system.cpus import online_since
 from perf_offcpu.collect.system.privileges import raise_descriptor_limit, raise_priority, too_many_files
-from perf_offcpu.collect.targets import TargetWatch, ends_of
+from perf_offcpu.collect.targets import TargetWatch, open_pidfd
 from perf_offcpu.collect.unprivileged.collector import UserCollector
-from perf_offcpu.collect.unprivileged.session import UserSession
 from perf_offcpu.collect.workload import SIGNAL_EXIT_BASE, Workload, let_last_thread_leave
 from perf_offcpu.errors import RecordingError
+from perf_offcpu.files import descriptor
 
 TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGHUP)
 GRACE_S = 2.0  # a terminal sends these signals to the command, too, which may print a summary before it ends
-
 PROGRESS_S = 0.5  # time between two calls that show progress
-
 LOOK_S = 1.0  # time between two looks for CPUs that went or came
-
 PAUSED_S = 60.0  # longest wait while recording pauses; a command, a signal or a ring that has filled ends it
+TICK_S = 0.006  # time between two drains as an ordinary user
+SECOND_S = 1.0  # as an ordinary user, between two readings of what is gone when threads end, and two progress lines
 
 Say = Callable[[str], None]
 
@@ -75,7 +77,7 @@ def record(
     """
     with contextlib.ExitStack() as stack:
         watch = stack.enter_context(contextlib.closing(TargetWatch(options.target)))
-        enders = stack.enter_context(ends_of([options.until_exit] if options.until_exit else []))
+        enders = [stack.enter_context(descriptor(open_pidfd(options.until_exit)))] if options.until_exit else []
         workload = None
         if options.command:
             output_fd = 2 if options.output == STANDARD_OUTPUT else 1
@@ -89,7 +91,7 @@ def record(
                 session = UserSession(options, own, signals, say, show)
             else:
                 session = Session(options, inner.enter_context(_open_collector(options, say)), signals, say, show)
-            summary = session.run(workload, watch, enders, ready)
+            summary = _run(session, workload, watch, enders, ready)
         # The file is complete; a further signal ends the recorder at once.
         if workload:
             summary.status = workload.end(GRACE_S if signals.received in TERMINAL_SIGNALS else 0)
@@ -106,6 +108,40 @@ def _open_collector(options: RecordOptions, say: Say) -> Collector:
         raise too_many_files() if problem.errno in (errno.EMFILE, errno.ENFILE) else problem from None
 
 
+def _run(
+    session: "Session | UserSession",
+    workload: Workload | None,
+    watch: TargetWatch,
+    enders: list[int],
+    ready: Callable[[], None],
+) -> Summary:
+    """Record until something ends the recording; return its summary. `enders`: descriptors that end it when one becomes
+    readable."""
+    try:
+        session.begin(workload)
+        ready()
+        begin_s = time.process_time()
+        endings = [*enders, *([workload.pidfd] if workload else [])]
+        waiter = Waiter(session.ring_fds, endings, session.signals, watch, session.options.duration_s, session.control)
+        try:
+            session.record(waiter)
+        except RecordingError:
+            # Most likely the disk is full: what is in the file is worth an end, if there is room for one.
+            session.finish_somehow()
+            raise
+        session.summary.cpu_s = time.process_time() - begin_s
+    finally:
+        session.close()
+    return session.summary
+
+
+def _refuse_interrupted(signals: RecordingSignals) -> None:
+    if signals.received:
+        problem = RecordingError("interrupted before the recording began: nothing is written")
+        problem.exit_status = SIGNAL_EXIT_BASE + signals.received
+        raise problem
+
+
 class Session:
     """Run the phases of one recording, with a collector that is open: begin, copy rings, pause and go on, end."""
 
@@ -115,36 +151,20 @@ class Session:
         self.options, self.collector, self.signals = options, collector, signals
         self.say, self.show = say, show
         self.requests = Requests(options.control, options.off_cpu_period_ns, options.rotation is not None, signals, say)
+        self.control, self.ring_fds = self.requests.control, collector.ring_fds
         self.files = FileSeries(options, collector, self.requests, say)
+        self.summary, self.close, self.finish_somehow = self.files.summary, self.files.close, self.files.finish_somehow
         self.hotplug = Hotplug(collector, options.output == STANDARD_OUTPUT, say)
         # Recordings that run for days stay within what the machine can spare.
         self.priority = DrainPriority(not options.is_steady and not options.realtime_priority)
         self.paused = False
 
-    def run(
-        self, workload: Workload | None, watch: TargetWatch, enders: list[int], ready: Callable[[], None]
-    ) -> Summary:
-        """Record until something ends the recording; return its summary. `ready` is called once recording has begun.
-        `enders`: descriptors that end it when one becomes readable."""
-        try:
-            self._begin(workload)
-            ready()
-            begin_s = time.process_time()
-            self._record(workload, watch, enders)
-            self.files.summary.cpu_s = time.process_time() - begin_s
-        finally:
-            self.files.close()
-        return self.files.summary
-
-    def _begin(self, workload: Workload | None) -> None:
+    def begin(self, workload: Workload | None) -> None:
         """Begin to record: track, describe what exists, enable waits, start the command, give the file its name."""
         files = self.files
         self.collector.track()
         files.current.describe(files.drain)
-        if self.signals.received:
-            problem = RecordingError("interrupted before the recording began: nothing is written")
-            problem.exit_status = SIGNAL_EXIT_BASE + self.signals.received
-            raise problem
+        _refuse_interrupted(self.signals)
         command = workload if self.options.target.command else None
         self.collector.pressure.begin()
         files.while_draining(lambda: self.collector.begin(command.pid if command else None))
@@ -152,32 +172,24 @@ class Session:
             workload.start()
         files.while_draining(files.current.commit)
 
-    def _record(self, workload: Workload | None, watch: TargetWatch, enders: list[int]) -> None:
-        endings = [*enders, *([workload.pidfd] if workload else [])]
-        fds, duration_s = self.collector.ring_fds, self.options.duration_s
-        waiter = Waiter(fds, endings, self.signals, watch, duration_s, self.requests.control)
-        try:
-            while not self._loop(waiter) and self._pause(waiter):
-                pass
-            if not self.paused:
-                if not self.signals.received:
-                    self.files.while_draining(let_last_thread_leave)
-                self.files.end_part(self.collector.end)
-                self.files.current.finish(self.collector.span)
-            elif not self.files.is_between:
-                self.files.finish_paused()
-            self.files.sum_up()
-        except RecordingError:
-            # Most likely the disk is full: what is in the file is worth an end, if there is room for one.
-            self.files.finish_somehow()
-            raise
-
-    def _loop(self, waiter: Waiter) -> bool:
-        """Copy rings to the file until something ends the recording (return True) or pauses it (return False)."""
-        with self.priority.raised():
-            return self._copy(waiter)
+    def record(self, waiter: Waiter) -> None:
+        """Copy rings to the file, also after pauses, until something ends the recording; write the end."""
+        while True:
+            with self.priority.raised():
+                is_over = self._copy(waiter)
+            if is_over or not self._pause(waiter):
+                break
+        if not self.paused:
+            if not self.signals.received:
+                self.files.while_draining(let_last_thread_leave)
+            self.files.end_part(self.collector.end)
+            self.files.current.finish(self.collector.span)
+        elif not self.files.is_between:
+            self.files.finish_paused()
+        self.files.sum_up()
 
     def _copy(self, waiter: Waiter) -> bool:
+        """Copy rings to the file until something ends the recording (return True) or pauses it (return False)."""
         flush_s = STEADY_FLUSH_S if self.options.is_steady else FLUSH_S
         next_look = time.monotonic()
         next_show = next_look + PROGRESS_S
@@ -283,3 +295,68 @@ class Hotplug:
             return []
         self._say(f"CPU {cpu} came online, and is recorded from here on")
         return fds
+
+
+class UserSession:
+    """Run a recording of an ordinary user: of own threads, without BPF programs, pauses and further files. Rings are
+    emptied every TICK_S, because only threads that are known to sleep can be looked at."""
+
+    def __init__(
+        self, options: RecordOptions, collector: UserCollector, signals: RecordingSignals, say: Say, show: Say | None
+    ) -> None:
+        self.options, self.collector, self.signals, self.show = options, collector, signals, show
+        self.control, self.ring_fds = Control(None), ()
+        self.file = OutputFile(options, collector, options.output, options.target)
+        self.objects = ObjectTable(collector, lambda: None)
+        self.summary = Summary(self.file.shown, ring_bytes=collector.rings.data_bytes)
+        say(f"[ perf-offcpu record: {losses.UNPRIVILEGED.text} ]")
+
+    def begin(self, workload: Workload | None) -> None:
+        """Begin to record: describe what exists, start the command, give the file its name."""
+        self.collector.begin()
+        self.file.describe(self.collector.drain)
+        _refuse_interrupted(self.signals)
+        self.collector.pressure.begin()
+        if workload:
+            workload.start()
+        stepping_until(in_background(self.file.commit), self.collector.look)
+
+    def record(self, waiter: Waiter) -> None:
+        """Look at threads, and copy rings to the file, until something ends the recording; write the end."""
+        collector, file, summary = self.collector, self.file, self.summary
+        self._copy(waiter)
+        collector.end()
+        collector.finish(file)
+        self.objects.finish([file])
+        summary.recorded_ns = collector.span.end_ns - collector.span.begin_ns
+        summary.still_blocked = collector.still_blocked
+        file.finish(collector.span)
+        summary.complete(collector, collector.sums, file.size, self.options)
+
+    def _copy(self, waiter: Waiter) -> None:
+        next_write = due = time.monotonic() + FLUSH_S
+        while True:
+            with self.collector.pressure.sleeping():
+                if waiter.wait(TICK_S):
+                    return
+            self.collector.look()
+            self.objects.follow([self.file])  # soon, because processes may end
+            if time.monotonic() < next_write:
+                continue
+            next_write = time.monotonic() + FLUSH_S
+            self.collector.write(self.file)
+            if time.monotonic() >= due:
+                due = time.monotonic() + SECOND_S
+                self.collector.read_delays()
+                if self.show:
+                    self.show(self.summary.progress(self.collector, 0, self.file.size))
+
+    def finish_somehow(self) -> None:
+        """Write as much of an end as is possible after an error, such as a full disk."""
+        self.collector.end()
+        self.file.finish_somehow(self.collector.span, {}, ())
+
+    def close(self) -> None:
+        """Close the file; remove it if it has no name yet."""
+        self.objects.close()
+        self.file.close()

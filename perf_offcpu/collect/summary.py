@@ -5,22 +5,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from perf_offcpu import losses
+from perf_offcpu.collect.collector import Collector
 from perf_offcpu.collect.counters import Counter
 from perf_offcpu.collect.options import RecordOptions
 from perf_offcpu.collect.rings.pressure import TimeSpent, remedy
-from perf_offcpu.collect.source import Source
 from perf_offcpu.collect.system.clock import now_ns
+from perf_offcpu.collect.unprivileged.collector import UserCollector
 from perf_offcpu.losses import LossCause
 
-
-def progress_line(
-    elapsed_s: float, samples: int, sums: int, lost: int, ring_fill: float, threshold_ns: int, file_bytes: int
-) -> str:
-    """Return a line of less than 80 characters on a recording. `ring_fill`: largest since the last line, 0 to 1."""
-    return (
-        f"{elapsed_s:.0f} s: {samples} samples, {sums} sums, {f'{lost} lost' if lost else 'none lost'}, "
-        f"rings {ring_fill:.0%}, from {threshold_ns / 1e6:g} ms, {file_bytes / (1 << 20):.1f} MB"
-    )
+Source = Collector | UserCollector
+"""The collector of BPF programs, or that of an ordinary user: both have what a file and its summary need."""
 
 
 @dataclass(slots=True)
@@ -62,16 +56,14 @@ class Summary:
         return {cause: count for cause, count in counts.items() if count}
 
     def progress(self, collector: Source, sums: int, file_bytes: int) -> str:
-        """Update the losses; return the `progress_line`. `sums`: written so far. `file_bytes`: of the current file."""
+        """Update the losses; return a line of some 80 characters on the recording. `sums`: written so far.
+        `file_bytes`: of the current file."""
         self.counters, self.lost_records = collector.counters(), sum(collector.lost_by_id().values())
-        return progress_line(
-            elapsed_s=(self.recorded_ns + now_ns() - collector.span.begin_ns) / 1e9,
-            samples=self.events(losses.SAMPLES),
-            sums=sums,
-            lost=sum(self.losses().values()),
-            ring_fill=collector.rings.recent_fill(),
-            threshold_ns=collector.threshold_ns,
-            file_bytes=file_bytes,
+        elapsed_s = (self.recorded_ns + now_ns() - collector.span.begin_ns) / 1e9
+        lost, fill = sum(self.losses().values()), collector.rings.recent_fill()
+        return (
+            f"{elapsed_s:.0f} s: {self.events(losses.SAMPLES)} samples, {sums} sums, {lost or 'none'} lost, "
+            f"rings {fill:.0%}, from {collector.threshold_ns / 1e6:g} ms, {file_bytes / 2**20:.1f} MB"
         )
 
     def complete(self, collector: Source, sums: int, file_bytes: int, options: RecordOptions) -> None:

@@ -10,7 +10,7 @@ import os
 import pwd
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from perf_offcpu.collect.bpf.config import Targets
@@ -226,10 +226,10 @@ class TargetWatch:
 
     def __init__(self, target: Target) -> None:
         check_target(target)
-        self.fds = {_pidfd(tid) for tid in target.ids if tid not in target.forked}
+        self.fds = {open_pidfd(tid) for tid in target.ids if tid not in target.forked}
         for pid in target.forked:
             with contextlib.suppress(TargetError):
-                self.fds.add(_pidfd(pid))
+                self.fds.add(open_pidfd(pid))
 
     def ended(self, fd: int) -> bool:
         """Note that the target of `fd` has ended; return whether it was the last one."""
@@ -243,19 +243,9 @@ class TargetWatch:
             os.close(self.fds.pop())
 
 
-@contextlib.contextmanager
-def ends_of(pids: Iterable[int]) -> Iterator[list[int]]:
-    """Yield a descriptor for each process, readable when it has ended. Raises TargetError: a process does not exist."""
-    with contextlib.ExitStack() as stack:
-        fds = []
-        for pid in pids:
-            fds.append(_pidfd(pid))
-            stack.callback(os.close, fds[-1])
-        yield fds
-
-
-def _pidfd(tid: int) -> int:
-    """Open a pidfd of a thread; before Linux 6.9 of its process, which ends no sooner. TargetError: no such thread."""
+def open_pidfd(tid: int) -> int:
+    """Open a pidfd of a thread, readable when it has ended; before Linux 6.9 of its process, which ends no sooner.
+    Raises TargetError: there is no such thread."""
     try:
         return os.pidfd_open(tid, _PIDFD_THREAD)
     except OSError as problem:

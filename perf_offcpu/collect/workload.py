@@ -19,11 +19,8 @@ from perf_offcpu.errors import TargetError
 
 EXIT_NOT_FOUND, EXIT_NOT_EXECUTABLE = 127, 126  # as shells have it
 SIGNAL_EXIT_BASE = 128
-
 LAST_SWITCH_S = 0.01  # time for each task that a CPU has to run: several slices of the scheduler
-
 MOST_LAST_SWITCH_S = 1.0  # time in all: any user can have very many tasks that run
-
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 

@@ -3,7 +3,7 @@
 
 import struct
 
-from perf_offcpu.collect.system.btf_walk import Kind
+from perf_offcpu.collect.system.btf import Kind
 
 
 class BtfBuilder:

@@ -161,7 +161,7 @@ def test_short_waits_are_summed_by_thread_state_and_stack(napper: Path, in_switc
         tallies = one.go()
         program.disable()
         (sums, stacks, _), counters = program.maps.drain(), program.counters()
-        offsets, ips = stacks.find(sums["stack"])
+        user_stacks = stacks.find(sums["stack"])
         assert waits_of(rings) == []
         assert len(program.maps.drain().sums) == 0
     assert unexpected(counters) <= {"samples", "samples_ns"}
@@ -173,18 +173,18 @@ def test_short_waits_are_summed_by_thread_state_and_stack(napper: Path, in_switc
     assert len(np.unique(keys)) == len(keys)
     balance = Balance(counters, in_switch)
     for tally in tallies:
-        mine = [i for i, row in enumerate(sums) if row["tid"] == tally.tid and is_of(napper, tally, ips, offsets, i)]
+        mine = [i for i, row in enumerate(sums) if row["tid"] == tally.tid and is_of(napper, tally, user_stacks.row(i))]
         balance.check(tally, *(sum(int(sums[name][i]) for i in mine) for name in ("count", "total_ns")))
         assert {int(sums["state"][i]) & 0xFF for i in mine} <= {2 if tally.kind == "vfork" else 1}
         assert {int(sums["syscall"][i]) for i in mine} <= {tally.syscall}
-    frames = np.diff(offsets)
+    frames = user_stacks.lengths
     assert np.all((sums["stack"] != 0) & (frames > 0))
     assert np.all(sums["lost"] == np.where(frames == 127, 4, 0))  # libc without frame pointers leads astray
 
 
-def is_of(program: Path, tally: Tally, ips: Any, offsets: Any, row: int) -> bool:
+def is_of(program: Path, tally: Tally, stack: Any) -> bool:
     """Return whether the stack of a sum is that of the measured waits, not of calls around them."""
-    frames = ips[offsets[row] : offsets[row + 1]].tolist()
+    frames = stack.tolist()
     if tally.kind in ("nap", "child", "blink"):
         levels = 11 if tally.kind == "blink" else 101
         return is_in(program, "doze", frames[0]) and sum(is_in(program, "dig", ip) for ip in frames) == levels
@@ -210,12 +210,12 @@ def test_sums_are_exact_and_stacks_of_drawn_waits_are_theirs(napper: Path) -> No
     assert sums["count"].sum() / 2 < number < 2 * sums["count"].sum()
     for name in ("total_ns", "count"):
         assert sums[name].sum() == drained[name][~drawn].sum()
-    offsets, ips = stacks.find(sums["stack"])
+    user_stacks = stacks.find(sums["stack"])
     balance = Balance(counters, False)
     for tally in (t for t in tallies if t.waits and t.kind not in ("vfork", "child")):
         mine = np.flatnonzero((sums["tid"] == tally.tid) & (sums["syscall"] == tally.syscall))
         balance.check(tally, *(int(sums[name][mine].sum()) for name in ("count", "total_ns")), around=2)
-        right = [i for i in mine if is_of(napper, tally, ips, offsets, i)]
+        right = [i for i in mine if is_of(napper, tally, user_stacks.row(i))]
         assert sums["total_ns"][right].sum() > 0.9 * sums["total_ns"][mine].sum()
 
 
@@ -274,8 +274,7 @@ def test_draining_while_recording_loses_and_doubles_nothing(napper: Path) -> Non
         thread.start()
         while not finished.is_set():
             sums, stacks, _ = program.maps.drain()
-            offsets, _ips = stacks.find(sums["stack"])
-            assert np.all(np.diff(offsets) > 0)
+            assert np.all(stacks.find(sums["stack"]).lengths > 0)
             parts.append(sums)
         thread.join()
         program.disable()

@@ -22,7 +22,7 @@ from builders.profile import functions_of
 from kernel.recorder import run
 
 from perf_offcpu import losses
-from perf_offcpu.collect.bpf.kernel.probes import has_may_goto
+from perf_offcpu.collect.bpf.kernel.facts import has_may_goto
 from perf_offcpu.collect.system import hotspot
 from perf_offcpu.collect.system.as_owner import ask_as_owner
 from perf_offcpu.model.recording import SampleFlag

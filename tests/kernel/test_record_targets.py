@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from kernel.recorder import MS, PROGRAM, event, off_cpu, run, until
 
-from perf_offcpu.collect.bpf.kernel.facts import explore
-from perf_offcpu.collect.bpf.kernel.probes import pid_namespace_level
+from perf_offcpu.collect.bpf.kernel.facts import explore, pid_namespace_level
 from perf_offcpu.collect.system.btf import Btf
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import Recording

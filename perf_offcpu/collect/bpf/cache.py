@@ -127,21 +127,19 @@ def build(recipe: Recipe, load: Load, cache: ProgramCache | None) -> None:
     """Call `load` with the programs and maps of a recipe, from the cache or compiled (always, if `cache` is None or the
     user has set BCC_KERNEL_SOURCE). Raises CapabilityError: no bcc, and no programs in the cache; too many open files.
     Raises RecordingError: the source does not compile. Raises OSError: as `load` does."""
-    if cache is None or is_led_elsewhere():
-        with compiled(recipe.source, recipe.defines, recipe.functions, recipe.maps) as parts:
-            load(*parts)
-        return
-    cached, here = cache.read(recipe), compiler()
-    if cached and here in (cached.compiler, "") and _load_cached(cached, recipe, load, cache):
+    cache = None if is_led_elsewhere() else cache
+    cached, here = (cache.read(recipe), compiler()) if cache else (None, "")
+    if cache and cached and here in (cached.compiler, "") and _load_cached(cached, recipe, load, cache):
         return
     try:
         with compiled(recipe.source, recipe.defines, recipe.functions, recipe.maps) as parts:
             load(*parts)
             with contextlib.suppress(OSError, ValueError):  # without a description it is not stored
-                cache.write(recipe, describe(*parts), here)
+                if cache:
+                    cache.write(recipe, describe(*parts), here)
     except CapabilityError:
         # The package that looked like a compiler cannot compile.
-        if not (cached and here and cached.compiler != here and _load_cached(cached, recipe, load, cache)):
+        if not (cache and cached and here and cached.compiler != here and _load_cached(cached, recipe, load, cache)):
             raise
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from perf_offcpu.abi.syscalls import SYSCALL_NUMBERS
 from perf_offcpu.collect.bpf.config import COPIES_A_SECOND, MODES, STACK_PERIOD_NS, OffCpuConfig, ShortWaits, Targets
-from perf_offcpu.collect.bpf.kernel.facts import KernelFacts
+from perf_offcpu.collect.bpf.kernel.facts import KernelFacts, pid_namespace_level
 from perf_offcpu.collect.bpf.kernel.members import controller_offset
-from perf_offcpu.collect.bpf.kernel.probes import pid_namespace_level
 from perf_offcpu.collect.bpf.object import LATE_VALUE
 from perf_offcpu.collect.system.btf import Btf, text_address
 from perf_offcpu.errors import CapabilityError

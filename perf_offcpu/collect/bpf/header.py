@@ -20,7 +20,6 @@ _BLOCK = re.compile(r"^(enum|struct) (\w+) \{(.*?)^\};", re.MULTILINE | re.DOTAL
 _ENUMERATOR = re.compile(r"\b(?:offcpu_)?(\w+)")
 _MEMBERS = re.compile(r"([su])(8|16|32|64) (\w+(?:\[\w+\])?(?:, \w+(?:\[\w+\])?)*);")
 _MEMBER = re.compile(r"(\w+)(?:\[(\w+)\])?")
-
 _PREFIX = "offcpu_"
 
 

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from perf_offcpu.binary.gather import offsets_of
 from perf_offcpu.collect.bpf.header import SharedHeader
+from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import is_among
 
 U64 = NDArray[np.uint64]
@@ -23,10 +25,8 @@ class LastTasks:
 
     end_ns: int  # time of that end
     tasks: NDArray[Any]  # rows of `struct offcpu_last`
-    kernel: tuple[
-        U64, ...
-    ]  # addresses of the frames of each row of `tasks`, leaf first; empty if the task does not wait
-    user: tuple[U64, ...]  # likewise
+    kernel: Ragged  # addresses of the frames of each row of `tasks`, leaf first; none if the task does not wait
+    user: Ragged  # likewise
     budgets: NDArray[Any]
     """Rows of `struct offcpu_budget`, complete up to `end_ns` or a little later; empty without budgets."""
     copies: tuple[bytes, ...] = ()
@@ -81,19 +81,17 @@ def parse_tasks(raw: bytes, header: SharedHeader, end_ns: int, with_budget: bool
     """Parse `raw`, the output of the iterator. `header`: layouts of its structures. `end_ns`: end of the recording or
     file: a task that began to wait later does not count as waiting. `with_budget`: `raw` contains budgets."""
     task, budget = header.structs["last"], header.structs["budget"]
-    rows, budgets = [], []
-    kernel: list[U64] = []
-    user: list[U64] = []
-    offset = 0
+    rows, budgets, offset = [], [], 0
+    frames: dict[str, list[U64]] = {"nr_kernel": [], "nr_user": []}
     while offset + task.itemsize <= len(raw):
         row = np.frombuffer(raw, task, 1, offset)
         offset += task.itemsize
         if with_budget:
             budgets.append(np.frombuffer(raw, budget, 1, offset))
             offset += budget.itemsize
-        for frames, name in ((kernel, "nr_kernel"), (user, "nr_user")):
+        for name, words in frames.items():
             number = int(row[name][0])
-            frames.append(np.frombuffer(raw, np.uint64, number, offset))
+            words.append(np.frombuffer(raw, np.uint64, number, offset))
             offset += 8 * number
         rows.append(row)
     tasks = np.concatenate([np.empty(0, task), *rows])
@@ -102,7 +100,11 @@ def parse_tasks(raw: bytes, header: SharedHeader, end_ns: int, with_budget: bool
     kept = np.concatenate([np.empty(0, budget), *budgets])
     if with_budget:
         _complete(kept, tasks, header, end_ns)
-    return LastTasks(end_ns, tasks, tuple(kernel), tuple(user), kept)
+    kernel, user = (
+        Ragged(offsets_of(tasks[name].astype(np.int64)), np.concatenate([np.empty(0, np.uint64), *words]))
+        for name, words in frames.items()
+    )
+    return LastTasks(end_ns, tasks, kernel, user, kept)
 
 
 def _complete(budgets: NDArray[Any], tasks: NDArray[Any], header: SharedHeader, end_ns: int) -> None:

@@ -15,7 +15,7 @@ import itertools
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +30,7 @@ from perf_offcpu.collect.system.background import Future, in_background
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.system.cpus import possible_cpus
 from perf_offcpu.errors import RecordingError
+from perf_offcpu.model.callchains import Ragged
 
 MAP_NAMES = (
     "budgets", "calls", "comms", "control", "counters", "events", "events_bare", "events_double",
@@ -42,11 +43,10 @@ _MOST_OBJECTS = 1 << 14  # items that are taken at once: several times what a qu
 
 @dataclass(frozen=True, slots=True)
 class UserStacks:
-    """User stacks: stack i has hash hashes[i] (ascending) and frames ips[offsets[i]:offsets[i + 1]], leaf first."""
+    """User stacks: row i of `ips`, leaf first, is the stack with hash hashes[i] (ascending)."""
 
-    hashes: NDArray[np.uint64]
-    offsets: NDArray[np.int64]
-    ips: NDArray[np.uint64]
+    hashes: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
+    ips: Ragged = field(default_factory=Ragged)
 
     @classmethod
     def pack(cls, hashes: NDArray[np.uint64], stacks: NDArray[Any]) -> "UserStacks":
@@ -54,22 +54,13 @@ class UserStacks:
         order = np.argsort(hashes)
         lengths = stacks["nr"][order].astype(np.int64)
         used = np.arange(stacks.dtype["ips"].shape[0]) < lengths[:, None]
-        return cls(hashes[order], offsets_of(lengths), stacks["ips"][order][used])
+        return cls(hashes[order], Ragged(offsets_of(lengths), stacks["ips"][order][used]))
 
-    def find(self, hashes: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-        """Return (offsets int64[n + 1], ips uint64[offsets[n]]): the frames of the stack with hash hashes[i] are
-        ips[offsets[i]:offsets[i + 1]], leaf first, without context markers; no frames if the hash is unknown."""
+    def find(self, hashes: NDArray[np.uint64]) -> Ragged:
+        """Return the frames of the stack with each hash, leaf first, without context markers; none if it is unknown."""
         row = np.searchsorted(self.hashes, hashes)
-        row[row == len(self.hashes)] = 0
-        is_there = self.hashes[row] == hashes if len(self.hashes) else np.zeros(len(hashes), bool)
-        first, end = (np.append(self.offsets, 0)[row + shift] for shift in (0, 1))
-        length = np.where(is_there, end - first, 0)
-        offsets = offsets_of(length)
-        source = np.arange(offsets[-1]) + np.repeat(first - offsets[:-1], length)
-        return offsets, self.ips[source]
-
-
-_NO_STACKS = UserStacks(np.zeros(0, np.uint64), np.zeros(1, np.int64), np.zeros(0, np.uint64))
+        is_there = (row < len(self.hashes)) & (np.append(self.hashes, np.uint64(0))[row] == hashes)
+        return self.ips.take(np.where(is_there, row, -1))
 
 
 class Drained(NamedTuple):
@@ -274,7 +265,7 @@ class ProgramMaps:
         if not end_of_file and is_empty:
             done: Future[Drained] = Future()
             sums = _side_by_side(np.empty(0, structs["sum_key"]), np.empty(0, structs["sum"]))
-            done.set_result(Drained(sums, _NO_STACKS, np.empty(0, structs["budget"])))
+            done.set_result(Drained(sums, UserStacks(), np.empty(0, structs["budget"])))
             return done
         past = int(self._control["generation"])
         changes = {"epoch": past + 1, "copy_all": 0} if end_of_file else {}

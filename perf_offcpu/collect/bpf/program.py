@@ -10,7 +10,7 @@
         ...                                  # samples arrive in the events' rings
         program.disable()
         sums, stacks, _ = program.maps.drain()     # waits that were too short for a sample
-        offsets, ips = stacks.find(sums["stack"])
+        user_stacks = stacks.find(sums["stack"])
 
 The C file describes what the program does. Here it is compiled for the running kernel (`kernel.facts`), loaded and
 attached through file descriptors only: nothing is pinned, so the kernel removes everything when this process ends."""
@@ -27,8 +27,7 @@ from perf_offcpu.collect.bpf.attr import AttachType, ProgramInfo, ProgramType
 from perf_offcpu.collect.bpf.cache import ProgramCache, Recipe, build
 from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
 from perf_offcpu.collect.bpf.header import read_header
-from perf_offcpu.collect.bpf.kernel.facts import KernelFacts, explore, kept_facts, setting_defines
-from perf_offcpu.collect.bpf.kernel.probes import check_privileges
+from perf_offcpu.collect.bpf.kernel.facts import KernelFacts, check_privileges, explore, kept_facts, setting_defines
 from perf_offcpu.collect.bpf.last_tasks import LastTasks, parse_tasks
 from perf_offcpu.collect.bpf.maps import MAP_NAMES, ProgramMaps
 from perf_offcpu.collect.bpf.object import with_kernel_functions, with_late_values

@@ -9,12 +9,18 @@
 Modifiers follow a colon, or the slash of a PMU: `cycles:u`, `cpu/event=0xc0/pp`. `none` stands for a recording of
 off-CPU time alone.
 
-Source: tools/perf/util/parse-events.c, evsel.c (names) and pmu.c, include/uapi/linux/perf_event.h (numbers),
-Documentation/ABI/testing/sysfs-bus-event_source-devices-{format,events}."""
+A sample of a tracepoint holds a structure of the running kernel. perf opens a file with such an event only if the
+feature TRACING_DATA describes its layout (`perfdata.tracing_data` reads that feature).
 
-# direct in this module: files of /sys, whose names are checked
+Source: tools/perf/util/parse-events.c, evsel.c (names) and pmu.c, include/uapi/linux/perf_event.h (numbers),
+Documentation/ABI/testing/sysfs-bus-event_source-devices-{format,events}; of tracepoints
+tools/perf/util/trace-event-info.c, tools/lib/api/fs/tracing_path.c."""
+
+# direct in this module: files of /sys and tracefs, whose names are checked
+import ctypes
 import functools
 import operator
+import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -23,13 +29,12 @@ from pathlib import Path
 from typing import Any
 
 from perf_offcpu.abi.attr import AttrFlag, PerfType, SoftwareConfig
-from perf_offcpu.collect.events.tracepoints import tracepoint_id
-from perf_offcpu.errors import UsageError
+from perf_offcpu.collect.events.perf_event import NATIVE
+from perf_offcpu.errors import CapabilityError, UsageError
+from perf_offcpu.perfdata.tracing_data import tracing_data_body
 
 DEFAULT_EVENT = "cpu-clock"
 NO_EVENT = "none"
-
-
 CYCLES = 0
 _SOFTWARE = """
 cpu-clock task-clock page-faults/faults context-switches/cs cpu-migrations/migrations minor-faults major-faults
@@ -260,3 +265,47 @@ def _fill(event: Fields, text: str, name: str, layout: str, value: int) -> None:
         left >>= width
     if left:
         raise UsageError(f"-e {text}: {name}={value:#x} is too large for its format {layout.strip()}")
+
+
+TRACEFS = Path("/sys/kernel/tracing")
+DEBUGFS = Path("/sys/kernel/debug")
+
+_NAME = re.compile(r"\w{1,100}")
+
+
+def tracepoint_id(text: str, system: str, name: str) -> int:
+    """Return attr.config of a tracepoint. `text`: the event as the user wrote it, for messages. Raises UsageError: the
+    kernel has no tracepoint of this name; CapabilityError: tracefs cannot be read."""
+    if not _NAME.fullmatch(system) or not _NAME.fullmatch(name):
+        raise UsageError(f"-e {text}: unknown event; a tracepoint is SYSTEM:NAME, such as sched:sched_switch")
+    events = events_directory(text)
+    try:
+        return int((events / system / name / "id").read_text())
+    except PermissionError:
+        raise CapabilityError(f"-e {text}: {events} may not be read", "run as root") from None
+    except (OSError, ValueError):
+        raise UsageError(f"-e {text}: unknown event; this kernel has no tracepoint {system}:{name}") from None
+
+
+def events_directory(text: str) -> Path:
+    """Return the directory in which tracefs lists events; mount tracefs if it is not mounted yet, as perf does. `text`:
+    the event, for messages. Raises CapabilityError: tracefs is not mounted, and this process may not mount it."""
+    for directory in (TRACEFS, DEBUGFS / "tracing"):
+        if (directory / "events").is_dir():
+            return directory / "events"
+    if ctypes.CDLL(None).mount(b"nodev", os.fsencode(TRACEFS), b"tracefs", 0, None):
+        raise CapabilityError(
+            f"-e {text}: tracepoints are listed in tracefs, which is not mounted", f"mount -t tracefs nodev {TRACEFS}"
+        )
+    return TRACEFS / "events"
+
+
+def tracing_data(names: Iterable[str]) -> bytes:
+    """Return the body of the feature TRACING_DATA. `names`: tracepoints SYSTEM:NAME, whose modifiers are ignored."""
+    systems: dict[bytes, list[bytes]] = {}
+    events = events_directory("tracepoints")
+    for system, name in dict.fromkeys(tuple(name.split(":")[:2]) for name in names):
+        text = (events / system / name / "format").read_bytes()
+        systems.setdefault(os.fsencode(system), []).append(text)
+    headers = ((events / "header_page").read_bytes(), (events / "header_event").read_bytes())
+    return tracing_data_body(headers, systems, NATIVE)

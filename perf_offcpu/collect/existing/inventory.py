@@ -13,13 +13,13 @@ need not be UTF-8. A process that cannot be read, or not in time, is recorded as
 
 import os
 import re
-from collections.abc import Container, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 
 from perf_offcpu import losses
 from perf_offcpu.abi.records import CpuMode, RecordType
 from perf_offcpu.collect.counters import Counter
 from perf_offcpu.collect.events.perf_event import NATIVE
-from perf_offcpu.collect.existing.kernel_maps import KernelMaps, KnownKernel
+from perf_offcpu.collect.existing.kernel_maps import KernelMaps
 from perf_offcpu.collect.existing.maps import MappedBuildIds
 from perf_offcpu.collect.existing.process import Description, Part, ProcessReader, device_of
 from perf_offcpu.collect.existing.records import MOST_NAME, holding_from, synthesized
@@ -35,15 +35,14 @@ from perf_offcpu.perfdata.features import HOST_PID, BuildId
 from perf_offcpu.perfdata.write.writer import frame_record
 
 _HIDING = re.compile(rb"^[^\n]* /proc [^\n]*[ ,]hidepid=[^0o]", re.MULTILINE)  # not 0 or off
+_MOST_KEPT = 16 << 20  # bytes of the records of one scan
 _MOST_STUCK = 100  # processes that do not answer in a scan; after these only threads and names are recorded
 
 
 class KnownTasks:
-    """Keep the records of the last scan, to use them again for processes that have not changed. `most_bytes`: largest
-    size of the records of one scan that are kept."""
+    """Keep the records of the last scan, to use them again for processes that have not changed."""
 
-    def __init__(self, most_bytes: int = 16 << 20) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self) -> None:
         self._last: dict[Hashable, Part] = {}
         self._next: dict[Hashable, Part] = {}
         self._bytes = 0
@@ -60,38 +59,66 @@ class KnownTasks:
         """Return `part`, or, if it has no records, the last scan's part of its key; keep that for the next scan."""
         complete = self._last[part.key] if part.records is None else part
         size = len(complete.records or b"")
-        if self._bytes + size <= self._most_bytes:
+        if self._bytes + size <= _MOST_KEPT:
             self._next[part.key] = complete
             self._bytes += size
         return complete
 
 
-class ProcScan:
-    """Scan all processes, in a helper, and make the records of their tasks. `mapped`: pids whose maps and namespaces
-    are recorded, None for all; of other processes only threads and their names are recorded, because they may be
-    parents or wakers. `build_ids`: gathers the build-ids of mapped files. `data_maps`: also record files mapped for
-    reading. `known`: records of the last scan, with the same `data_maps`; replaced by the records of this one. `lost`:
-    counts of processes, threads and mappings that were left out, by cause."""
+PIECE = 1 << 18  # bytes of records that are written at once: worth a system call, and made in some 20 ms
+
+
+class Inventory:
+    """Scan the kernel, control groups and, in a helper, all processes, and make their records. Of processes that do not
+    belong to `target` only threads and their names are recorded, because they may be parents or wakers. `build_ids`:
+    gathers the build-ids of mapped files. `data_maps`: also record files mapped for reading. `known`: records of the
+    tasks of the last scan, with the same `data_maps`; replaced by those of this one. `kernel`: makes those of the
+    kernel."""
 
     def __init__(
-        self,
-        mapped: Container[object] | None,
-        build_ids: MappedBuildIds,
-        data_maps: bool = False,
-        known: KnownTasks | None = None,
+        self, target: Target, build_ids: MappedBuildIds, data_maps: bool, known: KnownTasks, kernel: KernelMaps
     ) -> None:
-        self._known = known or KnownTasks()
-        self._mapped, self._build_ids = mapped, build_ids
-        self.lost = Losses()
+        self._known, self._build_ids = known, build_ids
+        self._kernel, self._kernel_files = kernel, dict[bytes, bytes]()
+        # Pids whose maps and namespaces are recorded; None: of all.
+        self._mapped = None if target.is_system else {process_of(tid) for tid in target.ids}
+        self._lost = Losses()  # processes, threads, mappings and groups that were left out
         self._threads = 0
         self._helper = Helper(lambda item: self._reader.read(item[0], mapped=item[1]))
-        self._reader = ProcessReader(build_ids, data_maps, self._known.has, self._helper.note)
-
-    def map_all(self) -> None:
-        """Record maps and namespaces of all processes from now on."""
-        self._mapped = None
+        self._reader = ProcessReader(build_ids, data_maps, known.has, self._helper.note)
 
     def records(self) -> Iterator[bytes]:
+        """Yield all records, joined to pieces of about PIECE bytes. The tracker must be enabled by now."""
+        kernel = self._kernel.records()
+        self._kernel_files = self._kernel.files
+        for records in (kernel, cgroup_records(self._lost), self._tasks()):
+            yield from joined(records, PIECE)
+        yield frame_record(RecordType.FINISHED_INIT, 0, b"", NATIVE)
+
+    def later_records(self) -> Iterator[bytes]:
+        """Yield records of control groups, tasks and maps that exist now, with the time of this scan instead of 0."""
+        self._mapped = None  # children of the target, too
+        for records in (cgroup_records(self._lost), self._tasks()):
+            since_ns = now_ns()  # a later time for tasks: some are born while groups are listed
+            for piece in joined(records, PIECE):
+                yield holding_from(piece, since_ns)
+
+    def take_losses(self) -> dict[LossCause, Counter]:
+        """Return cause → Counter of losses in `records` and `later_records` since the last call; begin again at 0."""
+        lost = {cause: Counter(count) for cause, count in self._lost.items()}
+        self._lost.clear()
+        return lost
+
+    def build_ids(self) -> list[BuildId]:
+        """Return build-ids of the kernel and its modules, which `records` finds, and of all files mapped so far."""
+        files = ((CpuMode.KERNEL, self._kernel_files), (CpuMode.USER, self._build_ids.files))
+        return [
+            BuildId(HOST_PID, mode, build_id.hex(), name)
+            for mode, build_ids in files
+            for name, build_id in sorted(build_ids.items())
+        ]
+
+    def _tasks(self) -> Iterator[bytes]:
         """Yield the records of one process at a time, by ascending pid; retry at the end a process that got stuck."""
         self._known.begin()
         self._reader.mapped_bytes = 0
@@ -111,7 +138,7 @@ class ProcScan:
                     yield self._taken(answer)
                 rest = [*rest[answered:], *again]
                 if stuck == _MOST_STUCK:
-                    self.lost.add(losses.PROCESSES_STUCK, sum(mapped for _, mapped in rest))
+                    self._lost.add(losses.PROCESSES_STUCK, sum(mapped for _, mapped in rest))
                     rest = [(pid, False) for pid, _ in rest]
             self._count_hidden()
         finally:
@@ -121,7 +148,7 @@ class ProcScan:
         """Count in `lost` the threads that /proc does not show to this user (mount option hidepid)."""
         if CAP_SYS_PTRACE not in capabilities() and _HIDING.search(read_kernel("/proc/self/mountinfo")):
             threads = int(read_kernel("/proc/loadavg").split()[3].split(b"/")[1])
-            self.lost.add(losses.THREADS_HIDDEN, max(threads - self._threads, 0))
+            self._lost.add(losses.THREADS_HIDDEN, max(threads - self._threads, 0))
 
     def _after_hang(self, pid: int, mapped: bool) -> list[tuple[int, bool]]:
         """Return items (pid, mapped) that retry a stuck process. If the device of a file hung, avoid this device and
@@ -129,74 +156,25 @@ class ProcScan:
         if device := self._helper.noted:
             self._build_ids.avoided.add(device_of(device))
             return [(pid, mapped)]
-        self.lost.add(losses.PROCESSES_STUCK)
+        self._lost.add(losses.PROCESSES_STUCK)
         return [(pid, False)] if mapped else []
 
     def _taken(self, answer: Answer) -> bytes:
         """Return the records in a helper's answer, b"" if it has none; keep build-ids, counts and losses from it."""
         if answer.problem:
-            self.lost.add(losses.PROCESSES_ODD)
+            self._lost.add(losses.PROCESSES_ODD)
         if answer.value is None:
             return b""
         described = Description(*answer.value)
         for key, path, build_id in described.files:
             self._build_ids.learn(key, path, build_id)
-        self.lost.add(losses.PROCESSES_DENIED, described.is_denied)
+        self._lost.add(losses.PROCESSES_DENIED, described.is_denied)
         self._reader.mapped_bytes = described.mapped_bytes
         self._threads += described.threads
         parts = [self._known.whole(Part(*part)) for part in described.parts]
         for part in parts:
-            self.lost.update({CAUSES[name]: count for name, count in part.lost.items()})
+            self._lost.update({CAUSES[name]: count for name, count in part.lost.items()})
         return b"".join(part.records or b"" for part in parts)
-
-
-PIECE = 1 << 18  # bytes of records that are written at once: worth a system call, and made in some 20 ms
-
-
-class Inventory:
-    """Scan the kernel, control groups and all tasks, and make their records. Maps are recorded of the processes of
-    `target`. `kernel`: records of the kernel from the file before; updated. Other arguments are those of `ProcScan`."""
-
-    def __init__(
-        self,
-        target: Target,
-        build_ids: MappedBuildIds,
-        data_maps: bool = False,
-        known: KnownTasks | None = None,
-        kernel: KnownKernel | None = None,
-    ) -> None:
-        self._kernel, self._build_ids = KernelMaps(kernel), build_ids
-        mapped = None if target.is_system else {process_of(tid) for tid in target.ids}
-        self._tasks = ProcScan(mapped, build_ids, data_maps, known)
-
-    def records(self) -> Iterator[bytes]:
-        """Yield all records, joined to pieces of about PIECE bytes. The tracker must be enabled by now."""
-        for records in (self._kernel.records(), cgroup_records(self._tasks.lost), self._tasks.records()):
-            yield from joined(records, PIECE)
-        yield frame_record(RecordType.FINISHED_INIT, 0, b"", NATIVE)
-
-    def later_records(self) -> Iterator[bytes]:
-        """Yield records of control groups, tasks and maps that exist now, with the time of this scan instead of 0."""
-        self._tasks.map_all()  # children of the target, too
-        for records in (cgroup_records(self._tasks.lost), self._tasks.records()):
-            since_ns = now_ns()  # a later time for tasks: some are born while groups are listed
-            for piece in joined(records, PIECE):
-                yield holding_from(piece, since_ns)
-
-    def take_losses(self) -> dict[LossCause, Counter]:
-        """Return cause → Counter of losses in `records` and `later_records` since the last call; begin again at 0."""
-        lost = {cause: Counter(count) for cause, count in self._tasks.lost.items()}
-        self._tasks.lost.clear()
-        return lost
-
-    def build_ids(self) -> list[BuildId]:
-        """Return build-ids of the kernel and its modules, which `records` finds, and of all files mapped so far."""
-        files = ((CpuMode.KERNEL, self._kernel.files), (CpuMode.USER, self._build_ids.files))
-        return [
-            BuildId(HOST_PID, mode, build_id.hex(), name)
-            for mode, build_ids in files
-            for name, build_id in sorted(build_ids.items())
-        ]
 
 
 _MOST_GROUPS = 1 << 16

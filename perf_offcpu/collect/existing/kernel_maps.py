@@ -7,11 +7,9 @@ made, and kernel frames stay numbers.
 
 Source: tools/perf/util/synthetic-events.c: perf_event__synthesize_kernel_mmap() and following."""
 
-import functools
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from perf_offcpu.abi.records import KSYMBOL_TYPE_BPF, CpuMode, RecordType
@@ -26,43 +24,33 @@ KERNEL_DSO = b"[kernel.kallsyms]"
 _LAST_BYTES = 4096  # assumed length of the last BPF program in memory; that of the others follows from their neighbours
 
 
-@dataclass(slots=True)
-class KnownKernel:
-    """Records of the kernel made for an earlier file, with the facts that show whether they are still valid."""
-
-    changes: int = 0  # number of symbols that the kernel has announced: BPF programs that came or went
-    made_at: int = -1  # value of `changes` when the records were made
-    modules: bytes = b""  # text of /proc/modules when the records were made
-    records: tuple[bytes, ...] = ()  # records of the kernel, its modules and BPF programs; empty before the first file
-    files: dict[bytes, bytes] = field(default_factory=dict)  # name → build-id, as in `KernelMaps`
-
-
 class KernelMaps:
-    """Make MMAP2 and KSYMBOL records of kernel text, modules and BPF programs. `known`: records of an earlier file;
-    replaced by the records of this one. `files`: name → build-id of the kernel and of each module that has one."""
+    """Make MMAP2 and KSYMBOL records of kernel text, modules and BPF programs, and keep them for later files.
 
-    def __init__(self, known: KnownKernel | None = None) -> None:
+    Attributes:
+        changes: number of symbols that the kernel has announced: BPF programs that came or went.
+        files: name → build-id of the kernel and of each module that has one, as in the last records.
+    """
+
+    def __init__(self) -> None:
+        self.changes = 0
         self.files: dict[bytes, bytes] = {}
-        self._known = known or KnownKernel()
+        self._made_of: tuple[int, bytes] = 0, b""  # `changes` and text of /proc/modules when the records were made
+        self._records: list[bytes] = []
 
-    @functools.cached_property
-    def _kallsyms(self) -> bytes:
-        return read_kernel_if_any(str(KALLSYMS))
+    def records(self) -> list[bytes]:
+        """Return the records of kernel, modules and BPF programs; those of the last call if nothing has changed."""
+        state = self.changes, read_kernel_if_any(_MODULES)
+        if not self._records or state != self._made_of:
+            self.files, kallsyms = {}, read_kernel_if_any(str(KALLSYMS))
+            self._records = [*self._kernel(kallsyms), *self._modules(state[1]), *_bpf_programs(kallsyms)]
+            self._made_of = state
+        return self._records
 
-    def records(self) -> Iterator[bytes]:
-        """Yield the records of the kernel, its modules and its BPF programs; the known ones if nothing has changed."""
-        cached, modules = self._known, read_kernel_if_any(_MODULES)
-        changes = cached.changes
-        if not cached.records or (cached.made_at, cached.modules) != (changes, modules):
-            cached.records = (*self._kernel(), *self._modules(modules), *self._bpf_programs())
-            cached.made_at, cached.modules, cached.files = changes, modules, dict(self.files)
-        self.files.update(cached.files)
-        yield from cached.records
-
-    def _kernel(self) -> Iterator[bytes]:
-        ends = [symbol_address(self._kallsyms, name) for name in (b"_edata", b"_etext")]
+    def _kernel(self, kallsyms: bytes) -> Iterator[bytes]:
+        ends = [symbol_address(kallsyms, name) for name in (b"_edata", b"_etext")]
         for name in (b"_text", b"_stext"):
-            start, end = symbol_address(self._kallsyms, name), ends[0] or ends[1]
+            start, end = symbol_address(kallsyms, name), ends[0] or ends[1]
             if start and end > start:
                 # pgoff repeats the address: a report compares it with where the symbol is by then.
                 yield self._mmap(KERNEL_DSO, name, start, end - start, start, kernel_build_id())
@@ -83,13 +71,14 @@ class KernelMaps:
         place = {"addr": start, "len": size, "pgoff": pgoff, "filename": dso + suffix}
         return mmap2(CpuMode.KERNEL, {"pid": KERNEL_PID, "tid": 0, "prot": 0, "flags": 0, **place}, build_id)
 
-    def _bpf_programs(self) -> Iterator[bytes]:
-        programs = bpf_symbols(self._kallsyms)
-        following = [*programs[1:], *((address + _LAST_BYTES, b"") for address, _ in programs[-1:])]
-        for (address, name), (end, _) in zip(programs, following, strict=True):
-            if address and 0 < end - address < 1 << 32:
-                symbol = {"addr": address, "len": end - address, "name": name}
-                yield synthesized(RecordType.KSYMBOL, 0, symbol | {"ksym_type": KSYMBOL_TYPE_BPF, "flags": 0})
+
+def _bpf_programs(kallsyms: bytes) -> Iterator[bytes]:
+    programs = bpf_symbols(kallsyms)
+    following = [*programs[1:], *((address + _LAST_BYTES, b"") for address, _ in programs[-1:])]
+    for (address, name), (end, _) in zip(programs, following, strict=True):
+        if address and 0 < end - address < 1 << 32:
+            symbol = {"addr": address, "len": end - address, "name": name}
+            yield synthesized(RecordType.KSYMBOL, 0, symbol | {"ksym_type": KSYMBOL_TYPE_BPF, "flags": 0})
 
 
 def bpf_symbols(kallsyms: bytes) -> list[tuple[int, bytes]]:

@@ -91,7 +91,6 @@ def _mapping(line: bytes) -> Mapping:
 
 
 MOST_KNOWN = 1 << 16  # files that are remembered at once: a recording of weeks meets any number of them
-
 _MOST_NAME_BYTES = 16 << 20  # bytes of the names of files that are remembered
 
 

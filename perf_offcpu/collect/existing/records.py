@@ -18,9 +18,7 @@ MOST_NAME = 4096 - 8 - 1
 Source: perf_event_mmap_event() in kernel/events/core.c."""
 
 TOO_LONG = b"//toolong"  # the kernel's name of files whose path is longer
-
 KERNEL_PID = 2**32 - 1  # pid -1: the kernel's own maps belong to every process
-
 ZERO_TRAILER = bytes(TRAILER.size(SAMPLE_TYPE))
 
 _SIZE = RECORD_HEADER.offset("size")

@@ -6,6 +6,8 @@ those of all threads."""
 
 import contextlib
 import functools
+import os
+import re
 import threading
 from typing import Any, Final
 
@@ -15,11 +17,12 @@ from numpy.typing import NDArray
 from perf_offcpu import losses
 from perf_offcpu.abi.counters import GOROUTINES
 from perf_offcpu.collect.counters import Reading
-from perf_offcpu.collect.go.peers import Peers
 from perf_offcpu.collect.go.program import LAYOUTS, U64, Functions, Memory, find_program
 from perf_offcpu.collect.python.event_loops import task_payloads
 from perf_offcpu.collect.python.memory import UnreadableError
 from perf_offcpu.collect.task_readings import TaskReader
+from perf_offcpu.collect.wait_objects.sockets import EPOLL, Socket, socket_inode, sockets_of
+from perf_offcpu.files import read_kernel_if_any
 from perf_offcpu.losses import Losses
 
 _MOST_GOROUTINES, _AT_ONCE, _MOST_STACK, _MOST_FRAMES = 1 << 17, 256, 16 << 10, 64
@@ -112,6 +115,63 @@ def walk(stacks: U64, base: U64, sizes: U64, frame: U64, leaf: U64) -> U64:
         columns.append(np.where(is_inside, stacks[word + 1], 0))
         frame = np.where(is_inside & (stacks[word] > frame), stacks[word], 0)
     return np.column_stack(columns)
+
+
+_WATCHED: Final = re.compile(rb"^tfd:\s+(\d+) events:\s+\w+ data:\s+(\w+)", re.MULTILINE)
+_MOST_BYTES, _MOST_LINKS, _MOST_EPOLLS, _MOST_SOCKETS, _MOST_KEPT = 2 << 20, 1024, 4, 256, 4096
+_DESC_BYTES, _FD, _WAITERS = 48, 1, slice(2, 6)  # of a pollDesc; words: its descriptor, goroutines among other things
+_TAG_BITS, _ALIGNMENT = np.int64(19), np.int64(3)
+
+
+class Peers:
+    """Find the peers of goroutines in "IO wait", in one process, as long as it runs the same program. Go watches each
+    of its descriptors by one epoll instance, whose user data is the address of the descriptor's `runtime.pollDesc`
+    (src/runtime/netpoll.go), tagged since 1.21; that has the descriptor, and the goroutine that waits for it.
+    Descriptors and sockets are the kernel's word."""
+
+    def __init__(self, pid: int, memory: Memory) -> None:
+        self._pid, self._memory = pid, memory
+        self._epolls = list[str]()
+        self._sockets: dict[bytes, Socket] = {}
+
+    def of(self, goroutines: U64) -> dict[int, str]:
+        """Return address of `runtime.g` → peer that it waits for: "tcp 10.0.0.7:5432", "a client", "the next
+        connection"; goroutines without a known peer are left out."""
+        descriptor_of = self._descriptors(goroutines)
+        fds = [*set(descriptor_of.values())][:_MOST_SOCKETS]
+        inode_of = {fd: inode for fd in fds if (inode := socket_inode(self._pid, fd))}
+        if unknown := frozenset(inode_of.values()) - self._sockets.keys():
+            kept = self._sockets if len(self._sockets) < _MOST_KEPT else {}
+            self._sockets = kept | dict.fromkeys(unknown, Socket(b"", False, False)) | sockets_of(self._pid, unknown)
+        texts = {fd: _peer_text(self._sockets[inode]) for fd, inode in inode_of.items()}
+        return {goroutine: texts[fd] for goroutine, fd in descriptor_of.items() if texts.get(fd)}
+
+    def _descriptors(self, goroutines: U64) -> dict[int, int]:
+        """Return address of `runtime.g` → file descriptor for which the goroutine waits."""
+        with contextlib.suppress(OSError):
+            self._epolls = self._epolls or self._find_epolls()
+        text = b"".join(read_kernel_if_any(f"/proc/{self._pid}/fdinfo/{fd}", _MOST_BYTES) for fd in self._epolls)
+        rows = [(int(fd), int(data, 16)) for fd, data in _WATCHED.findall(text)]
+        if not rows:
+            return {}
+        fds, data = np.array(rows, np.uint64).T
+        descriptor_of = dict[int, int]()
+        for places in (data, (data.view(np.int64) >> _TAG_BITS << _ALIGNMENT).view(np.uint64)):
+            content, is_read = self._memory.gather(places, np.full(len(places), _DESC_BYTES, np.uint64))
+            words = content.view(np.uint64).reshape(-1, _DESC_BYTES // 8)
+            is_desc = is_read & (words[:, _FD] == fds)
+            row, column = np.nonzero(np.isin(words[:, _WAITERS], goroutines) & is_desc[:, None])
+            descriptor_of |= dict(zip(words[:, _WAITERS][row, column].tolist(), fds[row].tolist(), strict=True))
+        return descriptor_of
+
+    def _find_epolls(self) -> list[str]:
+        names = sorted(os.listdir(f"/proc/{self._pid}/fd"), key=int)[:_MOST_LINKS]  # direct: a directory of /proc
+        return [fd for fd in names if os.readlink(f"/proc/{self._pid}/fd/{fd}").encode().endswith(EPOLL)][:_MOST_EPOLLS]
+
+
+def _peer_text(sock: Socket) -> str:
+    name = sock.name.decode("utf-8", "replace")
+    return "the next connection" if sock.listens else name if sock.is_outward else "a client" if name else ""
 
 
 class GoroutineReader(TaskReader):

@@ -25,15 +25,17 @@ _MISSES = 16  # successive looks that may miss a thread
 SWITCH_NS = 5000  # time of a switch that may count for the thread that leaves or for the one that comes
 
 
-def budget_samples(event: EventSpec, budgets: NDArray[Any], modes: Sequence[str], time_ns: int) -> Iterator[bytes]:
-    """Yield sample records with `BATCH` budgets each. `event`: offcpu-counters. `budgets`: rows of `struct
-    offcpu_budget` (bpf/off_cpu.h). `modes`: enumerators of `enum offcpu_mode`, which index their field `ns`."""
+def budget_samples(
+    event: EventSpec, budgets: NDArray[Any], modes: Sequence[str], time_ns: int
+) -> Iterator[tuple[int, bytes]]:
+    """Yield (number of budgets, at most BATCH; a sample record with them). `event`: offcpu-counters. `budgets`: rows of
+    `struct offcpu_budget` (bpf/off_cpu.h). `modes`: enumerators of `enum offcpu_mode`, which index their field `ns`."""
     rows = _as_in_file(budgets, modes)
     for low in range(0, len(rows), BATCH):
         part = rows[low : low + BATCH]
         head = BUDGETS.pack({"magic": BUDGET_MAGIC, "version": BUDGET_VERSION, "nr": 0, "budgets": []}, NATIVE)
         raw = head[:6] + np.uint16(len(part)).tobytes() + part.tobytes()
-        yield account_sample(event, raw, time_ns)
+        yield len(part), account_sample(event, raw, time_ns)
 
 
 def _as_in_file(budgets: NDArray[Any], modes: Sequence[str]) -> NDArray[Any]:
@@ -53,38 +55,28 @@ class BudgetShares:
     def __init__(self, modes: Sequence[str]) -> None:
         self._modes = modes
         self._written: list[NDArray[Any]] = []
-        self._last: tuple[NDArray[Any], NDArray[Any], I64, NDArray[Any]] | None = None  # arguments, results of _share
 
-    def share(self, budgets: NDArray[Any]) -> NDArray[Any]:
+    def share(self, budgets: NDArray[Any], *, noting: bool = False) -> NDArray[Any]:
         """Return `budgets`, of whole lives, corrected by the kernel's figures (`by_kernel_figures`), less the parts
-        that earlier files hold; a row with earlier parts begins where the last of them ended."""
-        return self._share(budgets)[0]
-
-    def _share(self, budgets: NDArray[Any]) -> tuple[NDArray[Any], I64, NDArray[Any]]:
-        """Return (shares, rows of `budgets` with shares in earlier files, sums of the earlier shares of each)."""
+        that earlier files hold; a row with earlier parts begins where the last of them ended. `noting`: note that these
+        shares are written. Notes on threads that are not in `budgets` are kept for some more calls: such a thread has
+        ended and is drained later, or changed while it was read. The written values are noted, not the present ones: if
+        a thread came to a CPU while it was read, its wait for the CPU may have been counted twice or not at all, and
+        the next share corrects that."""
         shares = by_kernel_figures(budgets, self._modes)
         rows, before = self._before(budgets)
         shares["switches"][rows] -= before["switches"]
         shares["ns"][rows] = _difference(shares["ns"][rows], before["ns"])
         shares["begin_ns"][rows] = before["end_ns"]
         shares["end_ns"] = np.maximum(shares["end_ns"], shares["begin_ns"])
-        self._last = budgets, shares, rows, before
-        return shares, rows, before
-
-    def note(self, budgets: NDArray[Any]) -> None:
-        """Note that the shares of `budgets`, of whole lives, were written. Notes on threads that are not in `budgets`
-        are kept for some more calls: such a thread has ended and is drained later, or changed while it was read. The
-        written values are noted, not the present ones: if a thread came to a CPU while it was read, its wait for the
-        CPU may have been counted twice or not at all, and the next share corrects that."""
-        last = self._last  # as a rule of the same budgets
-        shares, rows, before = last[1:] if last is not None and last[0] is budgets else self._share(budgets)
-        written, self._last = shares.copy(), None
-        for name in ("switches", "ns"):
-            written[name][rows] += before[name]
-        written["begin_ns"] = budgets["begin_ns"]
-        keys = joined_fields(budgets, _THREAD)
-        earlier = [rows[~is_among(joined_fields(rows, _THREAD), np.sort(keys))] for rows in self._written[-_MISSES:]]
-        self._written = [*earlier, written]
+        if noting:
+            written, keys = shares.copy(), np.sort(joined_fields(budgets, _THREAD))
+            for name in ("switches", "ns"):
+                written[name][rows] += before[name]
+            written["begin_ns"] = budgets["begin_ns"]
+            earlier = [notes[~is_among(joined_fields(notes, _THREAD), keys)] for notes in self._written[-_MISSES:]]
+            self._written = [*earlier, written]
+        return shares
 
     def _before(self, budgets: NDArray[Any]) -> tuple[I64, NDArray[Any]]:
         """Return (rows of `budgets` with shares in earlier files, sums of the shares of each)."""

@@ -14,7 +14,6 @@ import platform
 import struct
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -25,6 +24,7 @@ from perf_offcpu.abi.machine import MACHINES
 from perf_offcpu.abi.offcpu import LARGEST_COPY
 from perf_offcpu.collect.bpf.kernel.facts import MAX_FRAMES
 from perf_offcpu.collect.system.helper import Avoided, Helper, ask_each
+from perf_offcpu.files import descriptor
 from perf_offcpu.losses import Losses
 
 U64 = NDArray[np.uint64]
@@ -48,32 +48,30 @@ class Unread:
         self.avoided, self.lost = Avoided(), Losses()
 
 
-def read_memory(tid: int, address: int, size: int) -> bytes:
-    """Return `size` bytes of memory of the process of a thread; b"" if not all of them can be read."""
-    try:
-        # direct: a file of /proc
-        memory = os.open(f"/proc/{tid}/mem", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    content = _read(memory, address, size)
-    os.close(memory)
-    return content if len(content) == size else b""
+def read_memory(tid: int, address: int, size: int, *, cut: bool = False) -> bytes:
+    """Return `size` bytes of memory of the process of a thread; b"" if not all of them can be read. `cut`: return those
+    up to the first page that cannot be read."""
+    content = b""
+    with contextlib.suppress(OSError), descriptor(_open_memory(tid)) as memory:
+        content = _read(memory, address, size)
+    return content if cut or len(content) == size else b""
+
+
+def _open_memory(tid: int) -> int:
+    return os.open(f"/proc/{tid}/mem", os.O_RDONLY | os.O_CLOEXEC)  # direct: a file of /proc
 
 
 def of_each(
-    rows: Sequence[int], pids: Sequence[int], work: Callable[[int], T], unread: Unread, time_s: float = TIME_S
+    tasks: NDArray[Any], rows: Sequence[int], work: Callable[[int], T], unread: Unread, time_s: float = TIME_S
 ) -> dict[int, T]:
-    """Call `work` with each row in a helper; return row → result, without rows that failed or had no time. Processes
-    take turns, some rows of each, so that one with many threads does not take all time. `pids`: the process of each
-    row. `work`: returns plain values (`marshal`). `unread`: counts the rows without a result."""
-    turns: dict[int, list[list[int]]] = {}
-    for row, pid in zip(rows, pids, strict=True):
-        groups = turns.setdefault(pid, [[]])
-        if len(groups[-1]) == _AT_ONCE:
-            groups.append([])
-        groups[-1].append(row)
-    items = [(turn, pid, group) for pid, groups in turns.items() for turn, group in enumerate(groups)]
-    items.sort(key=lambda item: item[0])
+    """Call `work` with each of some rows of `tasks` (`struct offcpu_last`) in a helper; return row → result, without
+    rows that failed or had no time. Processes take turns, some rows of each, so that one with many threads does not
+    take all time. `work`: returns plain values (`marshal`). `unread`: counts the rows without a result."""
+    rows_of: dict[int, list[int]] = {}
+    for row, pid in zip(rows, tasks["pid"][rows].tolist(), strict=True):
+        rows_of.setdefault(pid, []).append(row)
+    turns = [(first, pid) for pid, own in rows_of.items() for first in range(0, len(own), _AT_ONCE)]
+    items = [(pid, rows_of[pid][first : first + _AT_ONCE]) for first, pid in sorted(turns)]
 
     def work_on(item: tuple[int, list[int]]) -> list[tuple[int, T]]:
         results = []
@@ -84,19 +82,16 @@ def of_each(
 
     helper, result_of = Helper(work_on, time_s / 8), dict[int, T]()
     helper.until = time.monotonic() + time_s
-    for _, answer in ask_each(helper, [item[1:] for item in items], unread.avoided):
+    for _, answer in ask_each(helper, items, unread.avoided):
         result_of |= dict(answer.value or ())
     helper.close()
     unread.lost.add(losses.WAITERS_UNREAD, len(rows) - len(result_of))
     return result_of
 
 
-@dataclass(slots=True)
-class UserStack:
-    """The user stack of a task: `frames` leaf first, and `copy`, the bytes from the stack pointer on (b"": none)."""
-
-    frames: list[int] = field(default_factory=list)
-    copy: bytes = b""
+UserStack = tuple[list[int], bytes]
+"""The user stack of a task: frames, leaf first, and a copy of the bytes from the stack pointer on (b"": none)."""
+NO_STACK: Final[UserStack] = [], b""
 
 
 def registers_of(tasks: NDArray[Any]) -> dict[str, U64]:
@@ -124,22 +119,21 @@ def sizes_of_copies(tasks: NDArray[Any], copy_bytes: int) -> NDArray[np.int64]:
     return np.where(end > sp, reach, copy_bytes)
 
 
-def take_user_stacks(tasks: NDArray[Any], copy_bytes: int, unread: Unread, time_s: float = TIME_S) -> list[UserStack]:
+def take_user_stacks(tasks: NDArray[Any], copy_bytes: int, unread: Unread) -> list[UserStack]:
     """Return the user stack of each task. `tasks`: rows of `struct offcpu_last`. `copy_bytes`: as in `sizes_of_copies`.
-    `unread`: counts the stacks that are not read, or have no copy because there are too many. `time_s`: time after
-    which the stacks that are still missing stay empty."""
-    registers, pids = registers_of(tasks), tasks["pid"]
-    sizes = _bounded(sizes_of_copies(tasks, copy_bytes), pids, unread).tolist()
+    `unread`: counts the stacks that are not read in time, or have no copy because there are too many."""
+    registers = registers_of(tasks)
+    sizes = _bounded(sizes_of_copies(tasks, copy_bytes), tasks["pid"], unread).tolist()
     tids, ips, sps, fps = (
         column.tolist() for column in (tasks["tid"], registers["ip"], registers["sp"], registers["fp"])
     )
     rows = np.flatnonzero(registers["ip"])
 
-    def take(row: int) -> tuple[list[int], bytes]:
+    def take(row: int) -> UserStack:
         return _take(tids[row], ips[row], sps[row], fps[row], sizes[row])
 
-    stacks = of_each(rows.tolist(), pids[rows].tolist(), take, unread, time_s)
-    return [UserStack(*stacks.get(row, ([], b""))) for row in range(len(tasks))]
+    stacks = of_each(tasks, rows.tolist(), take, unread)
+    return [stacks.get(row, NO_STACK) for row in range(len(tasks))]
 
 
 def _bounded(sizes: NDArray[np.int64], pids: NDArray[Any], unread: Unread) -> NDArray[np.int64]:
@@ -156,15 +150,10 @@ def _bounded(sizes: NDArray[np.int64], pids: NDArray[Any], unread: Unread) -> ND
     return np.where(fits, sizes, 0)
 
 
-def _take(tid: int, ip: int, sp: int, fp: int, copy_bytes: int) -> tuple[list[int], bytes]:
+def _take(tid: int, ip: int, sp: int, fp: int, copy_bytes: int) -> UserStack:
     """Return (frames by frame pointer, leaf first; copy of at most `copy_bytes` from `sp` on) of a thread's stack."""
-    frames = [ip]
-    try:
-        # direct: a file of /proc
-        memory = os.open(f"/proc/{tid}/mem", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:  # the process has ended
-        return frames, b""
-    try:
+    frames, top = [ip], b""
+    with contextlib.suppress(OSError), descriptor(_open_memory(tid)) as memory:  # else the process has ended
         top = _read(memory, sp, max(_TOP, copy_bytes))
         while len(frames) < MAX_FRAMES and 0 < fp < _USER_HALF:
             offset = fp - sp
@@ -175,8 +164,6 @@ def _take(tid: int, ip: int, sp: int, fp: int, copy_bytes: int) -> tuple[list[in
             if not ip:
                 break
             frames.append(ip)
-    finally:
-        os.close(memory)
     return frames, top[:copy_bytes]
 
 

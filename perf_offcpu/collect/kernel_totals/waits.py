@@ -25,14 +25,12 @@ from perf_offcpu.binary.gather import offsets_of
 from perf_offcpu.binary.layout import Layout
 from perf_offcpu.collect.bpf.last_tasks import LastTasks
 from perf_offcpu.collect.events.perf_event import NATIVE
-from perf_offcpu.collect.kernel_totals.user_stacks import Unread, UserStack, registers_of, take_user_stacks
+from perf_offcpu.collect.kernel_totals.user_stacks import NO_STACK, Unread, registers_of, take_user_stacks
+from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.write.columns import Column, pack_columns, pack_samples
 
 U64 = NDArray[np.uint64]
-Stacks = tuple[NDArray[np.int64], U64]
-"""(offsets int64[n + 1], words): the stack of row i is words[offsets[i]:offsets[i + 1]], leaf first."""
-
 BATCH = 8192  # sums that are packed at once: some MB
 
 # The kernel pads raw data so that it ends on 8 bytes together with its size field of 4.
@@ -43,20 +41,16 @@ _RAW = Layout(
 _FROM_ROWS = ("pid", "tid", "cgroup", "flags", "lost", "state", "syscall")
 """Members that `struct offcpu_sum` and `struct offcpu_last` have in common with the payload."""
 
-_KERNEL = np.array([CallchainContext.KERNEL], np.uint64)
-_USER = np.array([CallchainContext.USER], np.uint64)
-
 _TASKS_AT_ONCE = 512  # tasks whose records are packed at once: some MB of copies
 
 
-def sum_samples(event: EventSpec, sums: NDArray[Any], stacks: Stacks) -> Iterator[bytes]:
-    """Yield the sample records of `BATCH` sums at a time. `event`: offcpu-time; its first id is used. `sums`: rows with
-    the fields of `struct offcpu_sum_key` and `struct offcpu_sum` (bpf/off_cpu.h). `stacks`: their user addresses."""
-    offsets, ips = stacks
+def sum_samples(event: EventSpec, sums: NDArray[Any], stacks: Ragged) -> Iterator[tuple[NDArray[Any], bytes]]:
+    """Yield (some of the `sums`, at most BATCH; their sample records). `event`: offcpu-time; its first id is used.
+    `sums`: rows with the fields of `struct offcpu_sum_key` and `struct offcpu_sum` (bpf/off_cpu.h). `stacks`: their
+    user addresses."""
     for low in range(0, len(sums), BATCH):
         rows = sums[low : low + BATCH]
-        ends = offsets[low : low + len(rows) + 1]
-        chains = with_user_marker((ends - ends[0], ips[ends[0] : ends[-1]]))
+        chains = with_marker(CallchainContext.USER, stacks.take(np.arange(low, low + len(rows))))
         payload: dict[str, Column] = {
             "offcpu_ns": rows["total_ns"],
             "kind": int(Kind.SUM),
@@ -67,7 +61,27 @@ def sum_samples(event: EventSpec, sums: NDArray[Any], stacks: Stacks) -> Iterato
             "caller": rows["caller"],
             "object_id": rows["object_id"],
         }
-        yield wait_samples(event, CpuMode.USER, rows, rows["last_switch_in_ns"], chains, payload)
+        yield rows, wait_samples(event, CpuMode.USER, rows, rows["last_switch_in_ns"], chains, payload)
+
+
+SUM_KEY = ("tid", "pid", "state", "syscall", "flags", "cgroup", "object_id")
+"""Members of `struct offcpu_sum_key` and `struct offcpu_sum` that tell sums apart, besides their stacks."""
+_REDUCED = {
+    **dict.fromkeys(("total_ns", "count", "runq_ns", "woken"), np.add),
+    **dict.fromkeys(("longest_ns", "last_switch_in_ns"), np.maximum),
+    "first_switch_out_ns": np.minimum,
+}
+
+
+def united(sums: NDArray[Any]) -> NDArray[Any]:
+    """Return sums (rows as in `sum_samples`) with those of one SUM_KEY added up."""
+    rows = sums[np.lexsort([sums[name] for name in SUM_KEY])]
+    keys = rows[[*SUM_KEY]]
+    first = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])[: len(rows)])
+    result = rows[first]
+    for name, reduce in _REDUCED.items() if len(first) else ():
+        result[name] = reduce.reduceat(rows[name], first)
+    return result
 
 
 def wait_samples(
@@ -75,7 +89,7 @@ def wait_samples(
     cpumode: CpuMode,
     rows: NDArray[Any],
     time_ns: U64,
-    callchains: Stacks,
+    callchains: Ragged,
     payload: dict[str, Column],
     copies: dict[str, Column] | None = None,
 ) -> bytes:
@@ -87,7 +101,8 @@ def wait_samples(
     padding = {"padding": 0, "raw_padding": 0}
     nothing = np.zeros(len(rows) + 1, np.int64)
     no_tcp = {"tcp": (nothing, np.empty(0, np.uint32))}
-    raw = {**offcpu.BLANK_EXTENSION, **fields, **padding, **no_tcp, **payload, "callchain": callchains}
+    chains = {"callchain": (callchains.offsets, callchains.values)}
+    raw = {**offcpu.BLANK_EXTENSION, **fields, **padding, **no_tcp, **payload, **chains}
     columns: dict[str, Column] = {
         **dict.fromkeys(("cpu", "cpu_res", "regs_user_abi", "stack_user_dyn_size"), 0),
         **dict.fromkeys(("callchain", "regs_user"), (nothing, np.empty(0, np.uint64))),
@@ -104,80 +119,69 @@ def wait_samples(
     return pack_samples(event.shape, int(cpumode), columns, len(rows), NATIVE)
 
 
-def with_user_marker(stacks: Stacks) -> Stacks:
-    """Return the stacks with PERF_CONTEXT_USER before the addresses of each; an empty stack stays empty."""
-    offsets, ips = stacks
-    counts = np.diff(offsets)
-    marked = offsets_of(counts + (counts > 0))
-    words = np.full(int(marked[-1]), int(CallchainContext.USER), np.uint64)
-    words[np.repeat(marked[1:] - offsets[1:], counts) + np.arange(len(ips))] = ips
-    return marked, words
+def with_marker(marker: int, stacks: Ragged) -> Ragged:
+    """Return the stacks with a marker (CallchainContext) before the addresses of each; an empty stack stays empty."""
+    offsets = offsets_of(np.sign(stacks.lengths))
+    return Ragged.beside([Ragged(offsets, np.full(offsets[-1], marker, np.uint64)), stacks])
 
 
-def first_addresses(callchains: Stacks) -> U64:
+def first_addresses(callchains: Ragged) -> U64:
     """Return uint64[n]: the leaf of each callchain, which follows its first marker; 0 if it is empty."""
-    offsets, words = callchains
-    leaves: U64 = np.append(words, np.zeros(2, np.uint64))[offsets[:-1] + 1]
-    return np.where(np.diff(offsets) > 0, leaves, np.uint64(0))
+    leaves: U64 = np.append(callchains.values, np.zeros(2, np.uint64))[callchains.offsets[:-1] + 1]
+    return np.where(callchains.lengths > 0, leaves, np.uint64(0))
 
 
 def with_user_stacks(last: LastTasks, again: Callable[[], LastTasks], copy_bytes: int, unread: Unread) -> LastTasks:
     """Return `last` with user stacks of waiting tasks: copies, and frames where the BPF program took none. The stack of
     a task that has run meanwhile is not that of its wait, and is left out. `again`: runs the iterator once more.
     `copy_bytes`: usual size of the copies, 0 for none. `unread`: counts stacks that could not be read."""
-    tasks, user, copies = last.tasks.copy(), list(last.user), [b""] * len(last.tasks)
-    empty = np.array([not len(stack) for stack in user], np.bool_)
+    tasks, copies, empty = last.tasks.copy(), [b""] * len(last.tasks), last.user.lengths == 0
     wanted = (empty | (copy_bytes > 0)) & (tasks["waits"] != 0) & (registers_of(tasks)["ip"] != 0)
     stacks = take_user_stacks(tasks[wanted], copy_bytes, unread)
     sound = last.stand_still(again())
+    frames: dict[int, list[int]] = {}
     for row, stack in zip(np.flatnonzero(wanted).tolist(), stacks, strict=True):
-        user_stack = stack if sound[row] else UserStack()
-        copies[row] = user_stack.copy
+        walked, copies[row] = stack if sound[row] else NO_STACK
         if empty[row]:
-            user[row] = np.array(user_stack.frames, np.uint64)
-            tasks["lost"][row] |= 0 if user_stack.frames else np.uint32(offcpu.Lost.USER_STACK)
-    return replace(last, tasks=tasks, user=tuple(user), copies=tuple(copies))
+            frames[row] = walked
+            tasks["lost"][row] |= 0 if walked else np.uint32(offcpu.Lost.USER_STACK)
+    user = last.user.replaced(np.array([*frames], np.int64), Ragged.from_lists([*frames.values()]))
+    return replace(last, tasks=tasks, user=user, copies=tuple(copies))
 
 
 def still_blocked_samples(event: EventSpec, last: LastTasks) -> Iterator[tuple[int, bytes]]:
     """Yield (number of samples, their records) for some waiting tasks at a time, first those with a kernel stack.
     `event`: offcpu-time; its first id is used. `last`: all tasks, with their user stacks."""
-    rows = last.waiting().tolist()
-    in_kernel = [row for row in rows if len(last.kernel[row])]
-    in_user = [row for row in rows if not len(last.kernel[row])]
-    for cpumode, chosen in ((CpuMode.KERNEL, in_kernel), (CpuMode.USER, in_user)):
+    rows = last.waiting()
+    in_kernel = last.kernel.lengths[rows] > 0
+    for cpumode, chosen in ((CpuMode.KERNEL, rows[in_kernel]), (CpuMode.USER, rows[~in_kernel])):
         for low in range(0, len(chosen), _TASKS_AT_ONCE):
             batch = chosen[low : low + _TASKS_AT_ONCE]
             yield len(batch), _records(event, cpumode, last, batch)
 
 
-def _records(event: EventSpec, cpumode: CpuMode, last: LastTasks, rows: list[int]) -> bytes:
-    chains = [_chain(last.kernel[row], last.user[row]) for row in rows]
-    callchains = offsets_of(np.array([len(chain) for chain in chains])), np.concatenate(chains)
+def _records(event: EventSpec, cpumode: CpuMode, last: LastTasks, rows: NDArray[np.int64]) -> bytes:
+    parts = {CallchainContext.KERNEL: last.kernel, CallchainContext.USER: last.user}
+    callchains = Ragged.beside([with_marker(marker, stacks.take(rows)) for marker, stacks in parts.items()])
     tasks = last.tasks[rows]
     end = np.maximum(tasks["switch_out_ns"], np.uint64(last.end_ns))
-    copies = _copies(tasks, [last.copies[row] for row in rows]) if last.copies else None
+    registers = registers_of(tasks)["sampled"]
+    copies = copy_columns(registers, [last.copies[row] for row in rows.tolist()]) if last.copies else None
     return wait_samples(event, cpumode, tasks, end, callchains, _payload(tasks, end), copies)
 
 
-def _copies(tasks: NDArray[Any], stacks: list[bytes]) -> dict[str, Column]:
-    """Return the columns of PERF_SAMPLE_REGS_USER and PERF_SAMPLE_STACK_USER; rows with the stack b"" have none."""
+def copy_columns(registers: U64, stacks: list[bytes]) -> dict[str, Column]:
+    """Return the columns of PERF_SAMPLE_REGS_USER and PERF_SAMPLE_STACK_USER; rows with the stack b"" have none.
+    `registers`: uint64[n, registers]. `stacks`: a copy for each row."""
     sizes = np.array([len(stack) for stack in stacks], np.int64)
     has_copy = sizes > 0
-    registers = registers_of(tasks)["sampled"]
     padded = b"".join(stack.ljust(-(-len(stack) // 8) * 8, b"\0") for stack in stacks)
-    words: Stacks = (offsets_of(np.where(has_copy, registers.shape[1], 0)), registers[has_copy].reshape(-1))
     return {
         "regs_user_abi": np.where(has_copy, ABI_64, 0),
-        "regs_user": words,
+        "regs_user": (offsets_of(np.where(has_copy, registers.shape[1], 0)), registers[has_copy].reshape(-1)),
         "stack_user": (offsets_of(-(-sizes // 8) * 8), np.frombuffer(padded, np.uint8)),
         "stack_user_dyn_size": sizes,
     }
-
-
-def _chain(kernel: U64, user: U64) -> U64:
-    """Return the callchain of a task: both parts leaf first, each after its context marker unless it is empty."""
-    return np.concatenate([_KERNEL[: len(kernel)], kernel, _USER[: len(user)], user])
 
 
 def _payload(tasks: NDArray[Any], end: U64) -> dict[str, Column]:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,11 +25,11 @@ from perf_offcpu.abi.features import Feature
 from perf_offcpu.binary.fields import Buffer
 from perf_offcpu.collect.bpf.config import STACK_PERIOD_NS
 from perf_offcpu.collect.counters import Counter, Span, counters_sample, lost_records
+from perf_offcpu.collect.events.parser import tracing_data
 from perf_offcpu.collect.events.perf_event import NATIVE
-from perf_offcpu.collect.events.tracepoints import tracing_data
 from perf_offcpu.collect.existing.inventory import Inventory
 from perf_offcpu.collect.options import STANDARD_OUTPUT, RecordOptions
-from perf_offcpu.collect.source import Source
+from perf_offcpu.collect.summary import Source
 from perf_offcpu.collect.system import clock
 from perf_offcpu.collect.system.background import in_background, stepping_until
 from perf_offcpu.collect.system.clock import now_ns, wall_clock_pair
@@ -47,7 +47,6 @@ from perf_offcpu.perfdata.write.writer import FileWriter
 from perf_offcpu.resources import version
 
 RESERVE = 512 << 10  # bytes of the disk that are held for the end of a file that finds the disk full
-
 _SLACK = 64 << 10  # bytes of the reserve that are kept for the account, and for blocks that are not full
 
 
@@ -299,18 +298,15 @@ def machine_features(argv: Sequence[str], clock_pair: tuple[int, int]) -> dict[i
     wall_ns, clock_ns = clock_pair
     memory = re.search(r"^MemTotal:\s+(\d+) kB", _read("/proc/meminfo"), re.MULTILINE)
     resolution_ns = max(1, round(time.clock_getres(clock.CLOCKID) * 1e9))
-    return bodies | {
-        Feature.NRCPUS: feature_body(
-            Feature.NRCPUS, NATIVE, available=max(present_cpus()) + 1, online=len(online_cpus())
-        ),
-        Feature.TOTAL_MEM: feature_body(Feature.TOTAL_MEM, NATIVE, kb=int(memory[1]) if memory else 0),
-        Feature.CMDLINE: cmdline_body(argv, NATIVE),
-        Feature.PMU_MAPPINGS: feature_body(Feature.PMU_MAPPINGS, NATIVE, mappings=_pmus()),
-        Feature.CLOCKID: feature_body(Feature.CLOCKID, NATIVE, resolution=resolution_ns),
-        Feature.CLOCK_DATA: feature_body(
-            Feature.CLOCK_DATA, NATIVE, version=1, clockid=clock.CLOCKID, wall_clock=wall_ns, clockid_time=clock_ns
-        ),
+    facts: dict[Feature, dict[str, Any]] = {
+        Feature.NRCPUS: {"available": max(present_cpus()) + 1, "online": len(online_cpus())},
+        Feature.TOTAL_MEM: {"kb": int(memory[1]) if memory else 0},
+        Feature.PMU_MAPPINGS: {"mappings": _pmus()},
+        Feature.CLOCKID: {"resolution": resolution_ns},
+        Feature.CLOCK_DATA: {"version": 1, "clockid": clock.CLOCKID, "wall_clock": wall_ns, "clockid_time": clock_ns},
     }
+    bodies |= {bit: feature_body(bit, NATIVE, **values) for bit, values in facts.items()}
+    return bodies | {Feature.CMDLINE: cmdline_body(argv, NATIVE)}
 
 
 def _cpu_field(name: str) -> str:

@@ -18,7 +18,7 @@ from perf_offcpu.collect.collector import Collector
 from perf_offcpu.collect.counters import account_sample
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.output.file import OutputFile, Piece
-from perf_offcpu.collect.source import Source
+from perf_offcpu.collect.summary import Source
 from perf_offcpu.collect.system.background import NAP_S, Future, in_background
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.wait_objects import describe
@@ -64,10 +64,11 @@ class KnownObjects:
 
 
 class ObjectTable:
-    """Take new wait objects from the collector, look up their names in a thread, and write them into files."""
+    """Take new wait objects from the collector, look up their names in a thread, and write them into files. `drain`
+    empties the rings; it is called again and again while names are awaited."""
 
-    def __init__(self, collector: Source) -> None:
-        self._collector = collector
+    def __init__(self, collector: Source, drain: Callable[[], object]) -> None:
+        self._collector, self._drain = collector, drain
         self._naming: Future[list[describe.Described]] | None = None
         is_steady = collector.options.is_steady
         self._known = KnownObjects(STEADY_KNOWN_S if is_steady else 0.0)
@@ -99,27 +100,21 @@ class ObjectTable:
         self._held = rows[waits]
         return rows[~waits]
 
-    def finish(self, files: Iterable[OutputFile], drain: Callable[[], object]) -> None:
+    def finish(self, files: Iterable[OutputFile]) -> None:
         """Write all objects up to now, for the end of a file, and again the epoll instances with the descriptors that
-        they watch by now. `drain` empties the rings, and is called again and again."""
+        they watch by now."""
         files = list(files)
         self._describer.finish_until(time.monotonic() + NAMING_S)
-        self.follow(files, scan_now=True)
-        self._await(files, drain)
+        self._await(files, scan_now=True)
         if self._sets and self._collector.options.object_names:
             sets, self._sets = np.concatenate(list(self._sets.values())), {}
             self._naming = in_background(lambda: self._describer.described_again(sets))
-            self._await(files, drain)
+            self._await(files, scan_now=True)
         self._describer.finish_until(math.inf)
 
-    def catch_up(self, files: Iterable[OutputFile], drain: Callable[[], object]) -> None:
-        """Write objects whose names are found within SOON_S; begin no scan of processes. `drain`: as in `finish`."""
-        self.follow(files)
-        until_s = time.monotonic() + SOON_S
-        while self._naming is not None and time.monotonic() < until_s:
-            self._naming.wait(NAP_S)
-            drain()
-            self.follow(files)
+    def catch_up(self, files: Iterable[OutputFile]) -> None:
+        """Write objects whose names are found within SOON_S; begin no scan of processes."""
+        self._await(files, scan_now=False, until_s=time.monotonic() + SOON_S)
 
     def close(self) -> None:
         """End the helper that looks up names."""
@@ -127,11 +122,12 @@ class ObjectTable:
         if self._naming is None or self._naming.wait(NAMING_S):
             self._describer.close()
 
-    def _await(self, files: Iterable[OutputFile], drain: Callable[[], object]) -> None:
-        while self._naming is not None:
+    def _await(self, files: Iterable[OutputFile], *, scan_now: bool, until_s: float = math.inf) -> None:
+        self.follow(files, scan_now=scan_now)
+        while self._naming is not None and time.monotonic() < until_s:
             self._naming.wait(NAP_S)
-            drain()
-            self.follow(files, scan_now=True)
+            self._drain()
+            self.follow(files, scan_now=scan_now)
 
     def unwritten(self) -> Iterator[Piece]:
         """Return the records of objects whose writing failed, for the end of a file that is almost full."""
@@ -169,10 +165,11 @@ _CODECS: Final = {1: "latin-1", 2: "utf-16", 4: "utf-32"}
 
 
 class CodeTable:
-    """Move descriptions of Python functions from the BPF program into files, and answers of JVMs."""
+    """Move descriptions of Python functions from the BPF program into files, and answers of JVMs. `drain` empties the
+    rings; it is called between writes."""
 
-    def __init__(self, collector: Collector) -> None:
-        self._collector = collector
+    def __init__(self, collector: Collector, drain: Callable[[], object]) -> None:
+        self._collector, self._drain = collector, drain
         self._written: dict[int, bytes] = {}
         self._written_to: OutputFile | None = None
         self._ended_jvms: set[int] = set()
@@ -187,16 +184,16 @@ class CodeTable:
         for file in files:
             file.append(*records)
 
-    def write_jit_maps(self, file: OutputFile, drain: Callable[[], object], *, is_end: bool = True) -> None:
-        """Write the perf maps of JVMs that `file` lacks; `drain` empties the rings between writes. `is_end`: the file
-        ends. Maps of ended JVMs go into the file in which they ended and the next."""
+    def write_jit_maps(self, file: OutputFile, *, is_end: bool = True) -> None:
+        """Write the perf maps of JVMs that `file` lacks. `is_end`: the file ends. Maps of ended JVMs go into the file
+        in which they ended and the next."""
         jvms, event = self._collector.jvms, self._collector.counters_event
         written = self._written if file is self._written_to else {}
         for pid, text in list(jvms.maps.items()):
             if written.get(pid) is not text:
                 for payload in jit_payloads(pid, text):
                     file.append(account_sample(event, payload, now_ns()))
-                    drain()
+                    self._drain()
         self._written, self._written_to = jvms.maps.copy(), file
         if is_end:
             self._ended_jvms = jvms.forget_ended(self._ended_jvms)
@@ -215,25 +212,18 @@ def jit_payloads(pid: int, text: bytes) -> Iterator[bytes]:
 
 def code_payloads(rows: NDArray[np.void]) -> list[bytes]:
     """Return raw payloads (abi.counters.CODES) that describe functions. `rows`: of `struct offcpu_code`."""
-    payloads: list[bytes] = []
-    codes: list[dict[str, int]] = []
-    blob = b""
-
-    def close() -> None:
-        values = {"magic": CODES_MAGIC, "version": VERSION, "nr": len(codes), "size": len(blob), "reserved": 0}
-        payloads.append(CODES.pack(values | {"codes": codes, "text": blob}, NATIVE))
-
-    for row in rows:
+    payloads, codes, blob = list[bytes](), list[dict[str, int]](), b""
+    for number, row in enumerate(rows, 1):
         texts = {"name": _text_of(row, "name"), "file": _text_of(row, "file")}
         texts["lines"] = bytes(row["lines"][: int(row["lines_size"])])
-        if codes and len(blob) > _MOST_TEXT:
-            close()
-            codes, blob = [], b""
         numbers = {name: int(row[name]) for name in ("id", "pid", "first_line", "minor")}
         numbers["reserved"] = 0
         codes.append(numbers | {f"{name}_size": len(text) for name, text in texts.items()})
         blob += b"".join(texts.values())
-    close()
+        if len(blob) > _MOST_TEXT or number == len(rows):
+            values = {"magic": CODES_MAGIC, "version": VERSION, "nr": len(codes), "size": len(blob), "reserved": 0}
+            payloads.append(CODES.pack(values | {"codes": codes, "text": blob}, NATIVE))
+            codes, blob = [], b""
     return payloads
 
 

@@ -5,7 +5,11 @@ or ends, so that the next one begins when recording goes on. This module also wr
 file: sums, budgets, states of tasks and objects."""
 
 import itertools
+import os
+import time
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
@@ -14,21 +18,53 @@ from perf_offcpu.collect.bpf.last_tasks import LastTasks
 from perf_offcpu.collect.collector import Collector
 from perf_offcpu.collect.control import Requests
 from perf_offcpu.collect.counters import Counter
-from perf_offcpu.collect.options import RecordOptions
+from perf_offcpu.collect.options import RecordOptions, Rotation
 from perf_offcpu.collect.output.file import Counts, OutputFile
 from perf_offcpu.collect.output.object_table import CodeTable, ObjectTable
 from perf_offcpu.collect.output.totals import KernelTotals
 from perf_offcpu.collect.python.event_loops import with_event_loops
 from perf_offcpu.collect.python.functions import Functions, Wait, with_python_functions
-from perf_offcpu.collect.rotation import FileNames, Rotation
 from perf_offcpu.collect.summary import Summary
 from perf_offcpu.collect.system.background import Future, in_background, stepping_until
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.targets import Target
 from perf_offcpu.collect.wait_objects.owners import with_monitors
+from perf_offcpu.directories import Directory
 
 T = TypeVar("T")
 STEADY_WAIT_NS: Final = 1_000_000_000  # shortest unfinished wait whose Python functions a steady recording reads
+
+
+class FileNames:
+    """Make the names of the files of one recording, and remove the oldest files beyond `max_files`. Each name ends with
+    the time at which its file was begun, to the hundredth of a second, as with `perf record --timestamp-filename`."""
+
+    def __init__(self, path: str, rotation: Rotation) -> None:
+        self._path, self._max_files = path, rotation.max_files
+        self._names: deque[str] = deque()
+        self._hundredths = 0
+
+    def next(self) -> str:
+        """Return the name of a file that is begun now; no name is returned twice."""
+        self._hundredths = max(int(time.time() * 100), self._hundredths + 1)
+        name = self._name()
+        # A directory that cannot be opened is reported where the file is created.
+        with suppress(OSError), Directory.named(os.path.dirname(self._path)) as directory:
+            while directory.status(os.path.basename(name)) is not None:
+                self._hundredths += 1
+                name = self._name()
+        self._names.append(name)
+        return name
+
+    def forget_oldest(self) -> None:
+        """Remove the oldest files beyond `max_files`."""
+        while self._max_files and len(self._names) > self._max_files:
+            with Directory.named(os.path.dirname(self._path)) as directory:
+                directory.remove(os.path.basename(self._names.popleft()))
+
+    def _name(self) -> str:
+        seconds, hundredths = divmod(self._hundredths, 100)
+        return f"{self._path}.{time.strftime('%Y%m%d%H%M%S', time.localtime(seconds))}{hundredths:02}"
 
 
 @dataclass(slots=True)
@@ -62,7 +98,7 @@ class FileSeries:
         self.is_between = False
         self._past: _PastFile | None = None
         self._totals = KernelTotals(collector, self.drain)
-        self._objects, self._codes = ObjectTable(collector), CodeTable(collector)
+        self._objects, self._codes = ObjectTable(collector, self.drain), CodeTable(collector, self.drain)
         self._functions = dict[Wait, Functions]()  # of waits that had not ended when a file ended
         self._totals_begun = False  # the totals up to a pause or the end are drained and written
         self._paused_counts = Counts({}, {})
@@ -109,8 +145,8 @@ class FileSeries:
         self._totals.start()
         counts = Counts.of(self._collector)
         present = self.while_draining(lambda: self._totals.present_tasks(drained_ns))
-        self._objects.catch_up([self.current], self.drain)
-        self._codes.write_jit_maps(self.current, self.drain, is_end=False)
+        self._objects.catch_up([self.current])
+        self._codes.write_jit_maps(self.current, is_end=False)
         self._totals.write(self.current, present)
         self.drain()
         self.current.account(counts, present.end_ns)
@@ -184,9 +220,9 @@ class FileSeries:
         if past.with_python is not None:
             past.present = stepping_until(past.with_python, self.drain)
         present, past.present = past.present, None
-        self._objects.finish(self._open(), self.drain)
+        self._objects.finish(self._open())
         self._codes.follow(self._open())
-        self._codes.write_jit_maps(past.file, self.drain)
+        self._codes.write_jit_maps(past.file)
         self._totals.write(past.file, present)
         past.file.finish(self._collector.span)
         self.summary.file_bytes += past.file.size
@@ -210,9 +246,9 @@ class FileSeries:
         last = self.while_draining(lambda: with_monitors(self._totals.last_tasks(), owners_of, again))
         last = self.while_draining(lambda: self._with_python(last))
         self.while_draining(self._collector.jvms.ask_all)
-        self._objects.finish([self.current], self.drain)
+        self._objects.finish([self.current])
         self.drain()
-        self._codes.write_jit_maps(self.current, self.drain)
+        self._codes.write_jit_maps(self.current)
         self._totals_begun = True
         self._totals.write(self.current, last)
         self.summary.still_blocked = len(last.waiting())

@@ -15,13 +15,11 @@ from perf_offcpu.abi.offcpu import WaitFlag
 from perf_offcpu.collect.bpf.last_tasks import LastTasks
 from perf_offcpu.collect.bpf.maps import Drained
 from perf_offcpu.collect.collector import Collector
+from perf_offcpu.collect.control import FLUSH_S
 from perf_offcpu.collect.counters import Reading, account_sample, task_sample
-from perf_offcpu.collect.kernel_totals.budgets import BATCH as BUDGETS_AT_ONCE
+from perf_offcpu.collect.kernel_totals import waits
 from perf_offcpu.collect.kernel_totals.budgets import BudgetShares, budget_samples
-from perf_offcpu.collect.kernel_totals.waits import BATCH as SUMS_AT_ONCE
-from perf_offcpu.collect.kernel_totals.waits import still_blocked_samples, sum_samples, with_user_stacks
 from perf_offcpu.collect.output.file import OutputFile, Piece
-from perf_offcpu.collect.rings.waiter import FLUSH_S
 from perf_offcpu.collect.system.background import Future, stepping_until
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.wait_objects.owners import with_holders, with_polled
@@ -99,7 +97,7 @@ class KernelTotals:
         """Return the states of tasks, plus user stacks, polled objects, lock holders and, if `copied`, stack copies."""
         copy_bytes = self._waits.attr.sample_stack_user if copied else 0
         unread, again = self._collector.unread, self._program.last_tasks
-        last = with_user_stacks(again(), again, copy_bytes, unread)
+        last = waits.with_user_stacks(again(), again, copy_bytes, unread)
         last = with_polled(last, self._program.maps.set_polled, again, unread)
         return with_holders(last, unread)
 
@@ -124,34 +122,26 @@ class KernelTotals:
         """Yield all records; the most useful come first: threads that wait now, then budgets, then sums. `last`: the
         states of tasks at the end of the file; None: not known, or the file goes on."""
         end_ns = last.end_ns if last else now_ns()
-        for number, blocked in still_blocked_samples(self._waits, last) if last else ():
+        for number, blocked in waits.still_blocked_samples(self._waits, last) if last else ():
             yield Piece(losses.STILL_BLOCKED_UNWRITTEN, np.zeros(number, np.uint64), blocked)
         payloads, (readings, self._readings) = last.python if last else (), (self._readings, [])
         own = [account_sample(self._collector.counters_event, payload, end_ns) for payload in payloads]
         for record in own + [task_sample(self._collector.task_event, reading) for reading in readings]:
             yield Piece(losses.PYTHON_UNWRITTEN, np.zeros(1, np.uint64), record)
         if last is not None:
-            yield from self._budget_pieces(last.budgets, end_ns)
             # Budgets that are drained from here on, also of threads that ended at that moment, are shared.
-            self._shares.note(last.budgets)
+            yield from self._budget_pieces(last.budgets, end_ns, noting=True)
         yield from self._budget_pieces(drained.budgets, end_ns)
         sums = self._drawn.share(drained.sums, end_of_file=end_of_file)
-        packed = sum_samples(self._waits, sums, drained.stacks.find(sums["stack"]))
-        for batch, records in enumerate(packed):
-            rows = sums[batch * SUMS_AT_ONCE :][:SUMS_AT_ONCE]
+        for rows, records in waits.sum_samples(self._waits, sums, drained.stacks.find(sums["stack"])):
             yield Piece(losses.SUMS_UNWRITTEN, rows["total_ns"], records)
 
-    def _budget_pieces(self, budgets: NDArray[Any], time_ns: int) -> Iterator[Piece]:
+    def _budget_pieces(self, budgets: NDArray[Any], time_ns: int, *, noting: bool = False) -> Iterator[Piece]:
         """Yield the records of `budgets`, which count from birth of threads on, less the shares in earlier files."""
-        shares, modes = self._shares.share(budgets), self._program.maps.header.enums["mode"]
-        packed = budget_samples(self._collector.counters_event, shares, modes, time_ns)
-        for batch, records in enumerate(packed):
-            number = len(budgets[batch * BUDGETS_AT_ONCE :][:BUDGETS_AT_ONCE])
+        shares, modes = self._shares.share(budgets, noting=noting), self._program.maps.header.enums["mode"]
+        for number, records in budget_samples(self._collector.counters_event, shares, modes, time_ns):
             yield Piece(losses.BUDGETS_UNWRITTEN, np.zeros(number, np.uint64), records, batched=True)
 
-
-_KEY = ("tid", "pid", "state", "syscall", "flags", "cgroup", "object_id")
-"""Members of `struct offcpu_sum_key` and `struct offcpu_sum` that exact and drawn rows of one sum have in common."""
 
 _DRAWN = np.uint32(WaitFlag.DRAWN)
 _MOST_HELD = 1 << 16  # sums, about 10 MB
@@ -179,7 +169,7 @@ class DrawnStacks:
         is_drawn = (sums["flags"] & _DRAWN) != 0
         exact, drawn = sums[~is_drawn], sums[is_drawn & (sums["total_ns"] > 0)]
         if self._held is not None:
-            exact, self._held = _united(np.concatenate([self._held, exact])), None
+            exact, self._held = waits.united(np.concatenate([self._held, exact])), None
         owner = _owners(exact, drawn)
         is_shared = np.zeros(len(exact), np.bool_)
         is_shared[owner[owner >= 0]] = True
@@ -190,9 +180,9 @@ class DrawnStacks:
 
 
 def _keys(rows: Rows) -> Rows:
-    """Return the `_KEY` of each row, packed, without the flag DRAWN."""
-    keys = np.empty(len(rows), [(name, rows.dtype[name]) for name in _KEY])
-    for name in _KEY:
+    """Return the SUM_KEY of each row, packed, without the flag DRAWN."""
+    keys = np.empty(len(rows), [(name, rows.dtype[name]) for name in waits.SUM_KEY])
+    for name in waits.SUM_KEY:
         keys[name] = rows[name]
     keys["flags"] &= ~_DRAWN
     return keys
@@ -205,22 +195,6 @@ def _owners(exact: Rows, drawn: Rows) -> NDArray[np.int64]:
     row_of_kind[of_row[: len(exact)]] = np.arange(len(exact))
     owners: NDArray[np.int64] = row_of_kind[of_row[len(exact) :]]
     return owners
-
-
-def _united(rows: Rows) -> Rows:
-    """Return exact rows with those of one `_KEY` added up."""
-    kinds, of_row = np.unique(_keys(rows), return_inverse=True)
-    if len(kinds) == len(rows):
-        return rows
-    order = np.argsort(of_row, kind="stable")
-    first = np.searchsorted(of_row[order], np.arange(len(kinds)))
-    result = rows[order][first]
-    for name in ("total_ns", "count", "runq_ns", "woken"):
-        result[name] = np.add.reduceat(rows[name][order], first)
-    for name in ("longest_ns", "last_switch_in_ns"):
-        result[name] = np.maximum.reduceat(rows[name][order], first)
-    result["first_switch_out_ns"] = np.minimum.reduceat(rows["first_switch_out_ns"][order], first)
-    return result
 
 
 def _shares(exact: Rows, drawn: Rows, owner: NDArray[np.int64]) -> Rows:

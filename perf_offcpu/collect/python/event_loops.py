@@ -51,7 +51,7 @@ def with_event_loops(last: LastTasks, pids: frozenset[int], unread: Unread) -> L
         tables = tables_of(pid[row])
         return read_loop(pid[row], tid[row], tables) if tables else None
 
-    answers = of_each(rows, [pid[row] for row in rows], read, unread, _MOST_S)
+    answers = of_each(last.tasks, rows, read, unread, _MOST_S)
     payloads = list[bytes]()
     for row, (count, is_whole, tasks) in ((row, answer) for row, answer in answers.items() if answer):
         unread.lost.add(losses.EVENT_LOOP_UNREAD, int(not is_whole))

@@ -34,8 +34,6 @@ _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 Functions = list[tuple[str, str, int, int]]
 """(name, file, line, call) of each Python function of a thread, leaf first. `call`: number of the call of the
 interpreter's C function that runs it, counted from the root."""
-
-
 Wait = tuple[int, int, int]
 """Process, thread and begin of a wait."""
 
@@ -67,7 +65,7 @@ def with_python_functions(
 
     wait_of = {row: (pid[row], tid[row], since[row]) for row in rows}
     new = [row for row, wait in wait_of.items() if wait not in functions_of_wait]
-    answers = of_each(new, [pid[row] for row in new], read, unread, _MOST_S) if new else {}
+    answers = of_each(last.tasks, new, read, unread, _MOST_S) if new else {}
     read_now = {wait_of[row]: calls for row, (count, calls) in answers.items() if count == switches[row]}
     functions = {wait: functions_of_wait[wait] for wait in wait_of.values() if wait in functions_of_wait} | read_now
     functions_of_wait.clear()

@@ -8,11 +8,12 @@ import struct
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol
+from collections.abc import Callable
+from typing import Any, Final
 
 from perf_offcpu import losses
 from perf_offcpu.abi.records import RECORD_HEADER, RECORD_LAYOUTS, RecordType
+from perf_offcpu.collect.bpf.maps import ProgramMaps
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.existing.maps import MOST_KNOWN, key_of, parse_maps, read_maps
 from perf_offcpu.collect.python.offsets import PYTHON, Section, read_runtime
@@ -72,32 +73,23 @@ def ended_process(kind: int, record: memoryview) -> int:
     return int(pid) if kind == _EXIT and pid == tid else 0
 
 
-class PythonMap(Protocol):
-    """Receiver of the addresses and offsets of CPython's state in each process, such as the BPF maps."""
-
-    def set_python(self, pid: int, values: Mapping[str, int], *, forked: bool = False) -> None:
-        """Take the members of `struct offcpu_python` of a process. `forked`: `values` are those of its parent."""
-
-    def forget_python(self, pid: int) -> None:
-        """Undo `set_python`."""
-
-
 class PythonProcesses(MappingFollower):
     """Follow processes that run CPython. `lost`: counts processes whose interpreter is not read. `recorded` returns the
-    pids of recorded processes that live; None: all processes count as recorded.
+    pids of recorded processes that live; None: all processes count as recorded. `maps`: receive the offsets, for BPF
+    programs.
 
     Attributes:
-        maps: receiver of the offsets; None: records are ignored.
         offsets: process → members of `struct offcpu_python`; {} of an interpreter that is not read.
         meanwhile: is called again and again while a file is read.
     """
 
     needle = b"python3"
 
-    def __init__(self, lost: Losses, recorded: Callable[[], set[int]] | None = None) -> None:
-        self.maps: PythonMap | None = None
+    def __init__(
+        self, lost: Losses, recorded: Callable[[], set[int]] | None = None, maps: ProgramMaps | None = None
+    ) -> None:
         self.meanwhile: Callable[[], object] = lambda: None
-        self._lost, self._avoided, self._recorded = lost, Avoided(), recorded
+        self._lost, self._avoided, self._recorded, self._maps = lost, Avoided(), recorded, maps
         self._unread: dict[int, float] = {}  # pid → monotonic time when it is counted
         self._helper = Helper(_read_file, _PATIENCE_S)
         self._files: dict[bytes, dict[str, Any] | None] = {}
@@ -114,8 +106,6 @@ class PythonProcesses(MappingFollower):
 
     def see_mapping(self, record: memoryview) -> None:
         """Take one MMAP2 record: a process that maps code of an interpreter runs it."""
-        if self.maps is None:
-            return
         name = bytes(record[_NAME:]).partition(b"\0")[0]
         if self.needle not in name or not PYTHON.search(name):
             return
@@ -142,22 +132,22 @@ class PythonProcesses(MappingFollower):
 
     def see_task(self, kind: int, record: memoryview) -> None:
         """Take a FORK or EXIT record."""
-        if not self.offsets or self.maps is None:
+        if not self.offsets:
             return
         pid, parent, tid, _ = _TASK.unpack_from(record, _HEAD)
         if kind == _EXIT and pid == tid and pid in self.offsets:
-            if self.offsets.pop(pid):
-                self.maps.forget_python(pid)
+            if self.offsets.pop(pid) and self._maps:
+                self._maps.forget_python(pid)
         elif kind == _FORK and pid != parent and self.offsets.get(parent):
             self._tell(pid, self.offsets[parent], forked=True)
 
     def _tell(self, pid: int, offsets: dict[str, int], *, forked: bool = False) -> None:
-        assert self.maps is not None
-        if len(self.offsets) < _MOST_PROCESSES or pid in self.offsets:
-            self.offsets[pid] = offsets
-            self.maps.set_python(pid, offsets, forked=forked)
-        else:
+        if len(self.offsets) >= _MOST_PROCESSES and pid not in self.offsets:
             self._lost.add(losses.PYTHON_UNKNOWN)
+            return
+        self.offsets[pid] = offsets
+        if self._maps:
+            self._maps.set_python(pid, offsets, forked=forked)
 
     def _file_of(self, item: tuple[Any, ...]) -> dict[str, Any] | None:
         """Return what `read_runtime` says of a mapped file."""

@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from perf_offcpu.files import descriptor
 from perf_offcpu.losses import FEWER_SAMPLES, LARGER_RINGS
 
 FULL = 0.9  # fill at which a ring counts as full: a record that does not fit may be large
-
 _MUCH = 0.3  # share of the elapsed time from which on an activity is the cause
-
 _AT_ONCE_S = 0.001  # longest time in which clocks are read that count as read together
 
 
@@ -43,39 +42,26 @@ class TimeSpent(NamedTuple):
         return f"{self.elapsed_s * 1e3:.0f} ms ({', '.join(parts)})"
 
 
-class RunDelay:
-    """A clock, called without arguments, of the seconds in which this thread was runnable without a CPU; 0: unknown."""
-
-    def __init__(self) -> None:
-        self._fd = -1
-        with contextlib.suppress(OSError):
-            # direct: a file of /proc
-            self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-
-    def __call__(self) -> float:
-        """Return the seconds of run-queue delay since the thread began."""
-        if self._fd < 0:
-            return 0.0
-        return int(os.pread(self._fd, 128, 0).split()[1]) / 1e9
-
-    def close(self) -> None:
-        """Close the file of the clock."""
-        if self._fd >= 0:
-            os.close(self._fd)
+@contextmanager
+def run_delay() -> Iterator[Callable[[], float]]:
+    """Yield a clock of the seconds in which this thread was runnable without a CPU since it began; 0: unknown."""
+    try:
+        # direct: a file of /proc
+        fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        yield lambda: 0.0
+        return
+    with descriptor(fd):
+        yield lambda: int(os.pread(fd, 128, 0).split()[1]) / 1e9
 
 
 class Pressure:
-    """Measure what the recorder's thread does from one drain of the rings to the next. `wall`, `cpu`, `runnable`:
-    clocks of the seconds elapsed, on a CPU, and runnable without a CPU. `full`: sum of the times between two drains in
-    which a ring became full. `longest`: the longest time between two drains."""
+    """Measure what the recorder's thread does from one drain of the rings to the next. `runnable`: a clock of the
+    seconds without a CPU (`run_delay`). `full`: sum of the times between two drains in which a ring became full.
+    `longest`: the longest time between two drains."""
 
-    def __init__(
-        self,
-        wall: Callable[[], float] = time.monotonic,
-        cpu: Callable[[], float] = time.thread_time,
-        runnable: Callable[[], float] = lambda: 0.0,
-    ) -> None:
-        self._wall, self._cpu, self._runnable = wall, cpu, runnable
+    def __init__(self, runnable: Callable[[], float] = lambda: 0.0) -> None:
+        self._runnable = runnable
         self._file_s = self._asleep_s = 0.0
         self.begin()
 
@@ -119,13 +105,13 @@ class Pressure:
     def _waited(self) -> float:
         """Return the seconds, since an arbitrary moment, in which this thread neither ran nor was runnable."""
         while True:
-            wall = self._wall()
-            waited = wall - self._cpu() - self._runnable()
-            if self._wall() - wall < _AT_ONCE_S:  # else the thread lost its CPU between two clocks
+            wall = time.monotonic()
+            waited = wall - time.thread_time() - self._runnable()
+            if time.monotonic() - wall < _AT_ONCE_S:  # else the thread lost its CPU between two clocks
                 return waited
 
     def _now(self) -> TimeSpent:
-        return TimeSpent(self._wall() - self._asleep_s, self._file_s, self._cpu(), self._runnable())
+        return TimeSpent(time.monotonic() - self._asleep_s, self._file_s, time.thread_time(), self._runnable())
 
 
 def remedy(full: TimeSpent, copies: bool, compressed: bool) -> str:
@@ -158,23 +144,16 @@ class DrainPriority:
     where that is not allowed, it stays as it is. Threads and processes that it starts are ordinary ones. Nice values
     only count within a session where the kernel groups tasks by session (kernel.sched_autogroup_enabled, the default):
     beside eight tasks that compute in another session, a thread of nice -20 waited 0.3 s for one of two CPUs.
-    `is_wanted`: False to leave the priority alone. `wall`, `cpu`: clocks of seconds."""
+    `is_wanted`: False to leave the priority alone."""
 
-    def __init__(
-        self,
-        is_wanted: bool = True,
-        wall: Callable[[], float] = time.monotonic,
-        cpu: Callable[[], float] = time.thread_time,
-        set_policy: Callable[[int, int, os.sched_param], None] = os.sched_setscheduler,
-    ) -> None:
-        self._wall, self._cpu, self._set_policy = wall, cpu, set_policy
+    def __init__(self, is_wanted: bool = True) -> None:
         self._is_allowed, self._is_raised = is_wanted, False
         self._begin = (0.0, 0.0)
 
     @contextlib.contextmanager
     def raised(self) -> Iterator[None]:
         """Raise the priority for the block, in which `adapt` is called often."""
-        self._begin = self._wall(), self._cpu()
+        self._begin = time.monotonic(), time.thread_time()
         self._set(raised=True)
         try:
             yield
@@ -183,7 +162,7 @@ class DrainPriority:
 
     def adapt(self) -> None:
         """Choose the priority by the CPU time of the last half second, if one has passed."""
-        now = self._wall(), self._cpu()
+        now = time.monotonic(), time.thread_time()
         elapsed, used = (end - begin for end, begin in zip(now, self._begin, strict=True))
         if elapsed >= _WINDOW_S:
             self._begin = now
@@ -194,7 +173,7 @@ class DrainPriority:
             return
         policy, priority = (os.SCHED_FIFO, _LEAST_PRIORITY) if raised else (os.SCHED_OTHER, os.sched_param(0))
         try:
-            self._set_policy(0, policy | os.SCHED_RESET_ON_FORK, priority)
+            os.sched_setscheduler(0, policy | os.SCHED_RESET_ON_FORK, priority)
         except OSError:  # no CAP_SYS_NICE, or a control group without real-time budget
             self._is_allowed = False
         else:

@@ -36,11 +36,8 @@ on two CPUs leave at most some 0.5 MB in a ring; the rest is for disks that are 
 
 MIN_DEFAULT_RING_BYTES = 512 << 10  # as much as perf takes
 DEFAULT_TOTAL_BYTES = 256 << 20  # bytes of all rings: on machines with many CPUs each becomes smaller
-
 MAX_WAKEUP_BYTES = 1 << 20
-
 AT_ONCE_BYTES = 4 << 20  # most bytes that go to the sink before their room in the ring is free again
-
 _SIZE_AT = RECORD_HEADER.offset("size")
 _HEAD, _TAIL = 1024 // 8, 1032 // 8  # offsets in the control page, in u64 words
 

@@ -27,7 +27,7 @@ from perf_offcpu import losses
 from perf_offcpu.abi.records import RECORD_HEADER, RECORD_LAYOUTS, Misc, RecordType
 from perf_offcpu.binary.fields import Buffer
 from perf_offcpu.collect.events.perf_event import NATIVE
-from perf_offcpu.collect.existing.kernel_maps import KnownKernel
+from perf_offcpu.collect.existing.kernel_maps import KernelMaps
 from perf_offcpu.collect.existing.maps import MappedBuildIds, key_of, path_here, read_build_id, remember
 from perf_offcpu.collect.existing.records import ZERO_TRAILER
 from perf_offcpu.collect.python.processes import MappingFollower
@@ -38,7 +38,6 @@ from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.features import BUILD_ID_BYTES
 
 PATIENCE_S = 0.5  # longest time to read one file; rings of samples are emptied meanwhile
-
 _HEAD = RECORD_HEADER.size()
 _LAYOUT = RECORD_LAYOUTS[RecordType.MMAP2]
 _UNION = _HEAD + _LAYOUT.offset("maj", 0)
@@ -95,7 +94,7 @@ class SideBand:
     ends. `sink`: receives the records. `meanwhile`: is called again and again while files are read."""
 
     def __init__(
-        self, build_ids: MappedBuildIds, kernel: KnownKernel, lost: Losses, followers: Sequence[MappingFollower] = ()
+        self, build_ids: MappedBuildIds, kernel: KernelMaps, lost: Losses, followers: Sequence[MappingFollower] = ()
     ) -> None:
         self._followers = followers
         self._build_ids, self._kernel, self._lost = build_ids, kernel, lost

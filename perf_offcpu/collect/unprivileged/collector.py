@@ -5,7 +5,7 @@ and the object. It does not know wakers, nor the run-queue delay of single waits
 kernel.perf_event_paranoid is 1 or lower."""
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from perf_offcpu import losses
 from perf_offcpu.collect.counters import Counter, Span, account_sample, counters_event
 from perf_offcpu.collect.existing.inventory import KnownTasks
-from perf_offcpu.collect.existing.kernel_maps import KnownKernel
+from perf_offcpu.collect.existing.kernel_maps import KernelMaps
 from perf_offcpu.collect.existing.maps import MappedBuildIds
 from perf_offcpu.collect.kernel_totals.user_stacks import Unread
-from perf_offcpu.collect.kernel_totals.waits import sum_samples
+from perf_offcpu.collect.kernel_totals.waits import sum_samples, united
 from perf_offcpu.collect.options import RecordOptions
 from perf_offcpu.collect.python.functions import functions_payload
 from perf_offcpu.collect.python.processes import PythonProcesses
@@ -26,14 +26,21 @@ from perf_offcpu.collect.rings.rings import Sink
 from perf_offcpu.collect.rings.side_band import SideBand
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.targets import process_of
-from perf_offcpu.collect.unprivileged.budgets import Budgets, threads_of
-from perf_offcpu.collect.unprivileged.chains import KernelChains
 from perf_offcpu.collect.unprivileged.events import TaskEvents
 from perf_offcpu.collect.unprivileged.looks import Look, Reader, Sleeper
 from perf_offcpu.collect.unprivileged.objects import CallObjects
-from perf_offcpu.collect.unprivileged.records import AT_ONCE, ShortSums, register_mask, wait_records
-from perf_offcpu.collect.unprivileged.switches import BEFORE, IN, SwitchLog
+from perf_offcpu.collect.unprivileged.records import (
+    AT_ONCE,
+    SUM,
+    Budgets,
+    register_mask,
+    short_sums,
+    threads_of,
+    wait_records,
+)
+from perf_offcpu.collect.unprivileged.switches import BEFORE, IN, KernelChains, SwitchLog
 from perf_offcpu.losses import LossCause, Losses
+from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.structs import Closing
 
@@ -46,7 +53,8 @@ class UserCollector(Closing):
     `collector.Collector`."""
 
     def __init__(self, options: RecordOptions, command_pid: int, say: Callable[[str], None]) -> None:
-        self.options = options
+        self.options, self.threshold_ns = options, options.threshold_ns
+        self.draws_stacks = False  # stacks of short waits are not known
         self.span = Span(0, 0, options.threshold_ns)
         target, self._on_exec = options.target, command_pid > 0
         tasks = {tid: pid for pid in target.processes for tid in threads_of(pid)}
@@ -57,18 +65,17 @@ class UserCollector(Closing):
         self.waits = EventSpec(waits.attr._replace(sample_regs_user=mask), waits.name, waits.ids)
         self.rings, self.pressure = self._events.rings, Pressure()
         self.build_ids, self.unread = MappedBuildIds(), Unread()
-        self.known_tasks, self.known_kernel = KnownTasks(), KnownKernel()
+        self.known_tasks, self.known_kernel = KnownTasks(), KernelMaps()
         self.counters_event = counters_event(self._events.support)
         self._lost, self._samples, self._unseen = Losses(), 0, Counter(0)
         self._pythons = PythonProcesses(self._lost)
-        self._pythons.maps = self
         self._side_band = SideBand(self.build_ids, self.known_kernel, self.unread.lost, (self._pythons,))
         self._tasks, self._budgets = tasks, Budgets(tasks)
         self._chains = KernelChains(self._events.switch_ids, self._events.switch_shape)
         self._switches = SwitchLog(tasks, 0, self._lost, self._chains)
         self._objects = CallObjects(options.objects)
         self._reader = Reader(options.stack_bytes, self._objects, self._pythons.offsets, self._lost)
-        self._sums, self.sums = ShortSums(), 0
+        self._sums, self.sums = np.zeros(0, SUM), 0
         self._keeps_preempted = "R" in options.states
 
     @property
@@ -134,10 +141,8 @@ class UserCollector(Closing):
         for low in range(0, len(waits), AT_ONCE):
             rows = waits[low : low + AT_ONCE]
             self._write_waits(last[rows], [looks[row] for row in rows], sink, over=False)
-        sums = self._sums.take()
-        self.sums = len(sums)
-        none = np.zeros(len(sums) + 1, np.int64), np.empty(0, np.uint64)
-        for records in sum_samples(self.waits, sums, none):
+        self.sums = len(self._sums)
+        for _, records in sum_samples(self.waits, self._sums, Ragged(np.zeros(self.sums + 1, np.int64))):
             sink.append(records)
         for record in self._budgets.records(self.counters_event, end_ns) if self.options.budget else ():
             sink.append(record)
@@ -161,24 +166,14 @@ class UserCollector(Closing):
             self._budgets.add(intervals, dict(zip(rows.tolist(), looks, strict=True)))
         short = intervals[is_wait & ~is_long & (length >= self.options.min_block_ns)]
         if len(short):
-            self._sums.add(short)
+            self._sums = united(np.concatenate([self._sums, short_sums(short)]))
         unseen = [row for row, look in zip(rows.tolist(), looks, strict=True) if look is None]
         self._unseen = Counter(self._unseen.events + len(unseen), self._unseen.ns + int(length[unseen].sum()))
         self._samples += len(rows)
         for low in range(0, len(rows), AT_ONCE):
             part = slice(low, low + AT_ONCE)
             self._write_waits(intervals[rows[part]], looks[part], sink)
-        self._switches.forget_chains()
-
-    @property
-    def draws_stacks(self) -> bool:
-        """Return False: stacks of short waits are not known."""
-        return False
-
-    @property
-    def threshold_ns(self) -> int:
-        """Return the length of the shortest wait that is a sample, ns."""
-        return self.options.threshold_ns
+        self._chains.forget(self._switches.last)
 
     def counters(self) -> dict[LossCause, Counter]:
         """Return the counters of waits and losses; UNPRIVILEGED marks the recording as an ordinary user's."""
@@ -198,12 +193,6 @@ class UserCollector(Closing):
     def note_existing(self, records: bytes) -> None:
         """Take records of what processes map already."""
         self._pythons.see(records)
-
-    def set_python(self, pid: int, values: Mapping[str, int], *, forked: bool = False) -> None:
-        """Do nothing: there is no BPF program that reads the state of Python."""
-
-    def forget_python(self, pid: int) -> None:
-        """Do nothing, as `set_python` does."""
 
     def _write_waits(self, waits: NDArray[Any], looks: list[Look | None], sink: Sink, *, over: bool = True) -> None:
         """Write samples of waits, and the Python functions found by the looks at their threads."""

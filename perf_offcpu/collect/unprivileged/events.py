@@ -5,7 +5,7 @@ for side-band records. The on-CPU events write into its rings. Code of the kerne
 it (kernel.perf_event_paranoid is 2 or more); else each switch is a sample with the kernel's callchain."""
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType, ReadFormat, SampleType, SoftwareConfig
@@ -14,6 +14,7 @@ from perf_offcpu.abi.sample import SampleShape
 from perf_offcpu.collect.events import evsels, perf_event
 from perf_offcpu.collect.options import RecordOptions
 from perf_offcpu.collect.rings.rings import Rings
+from perf_offcpu.collect.sampling import SharingEvents
 from perf_offcpu.collect.system.cpus import online_cpus
 from perf_offcpu.perfdata.events import EventSpec
 
@@ -23,7 +24,7 @@ _SWITCHES: Final = "context-switches, with callchains"  # unlike the name of any
 _USER_ONLY: Final = AttrFlag.EXCLUDE_KERNEL | AttrFlag.EXCLUDE_HV
 
 
-class TaskEvents:
+class TaskEvents(SharingEvents):
     """Open the events of some threads, disabled. Raises CapabilityError, RecordingError: the kernel refuses them.
 
     Args:
@@ -44,22 +45,20 @@ class TaskEvents:
         cpus = online_cpus()
         self._flags = AttrFlag.INHERIT | (AttrFlag.ENABLE_ON_EXEC if on_exec else AttrFlag(0))
         self._probe(first, cpus[0])
-        self._sharing: list[evsels.CpuEvent] = []
         with contextlib.ExitStack() as stack:
-            stack.callback(self.close)
             self.rings = Rings(evsels.TRACKER_NAME, self._tracker, cpus, options.ring_bytes or RING_BYTES, say, first)
             stack.callback(self.rings.close)
+            super().__init__(self.rings.owner)
             attrs = [(event.name, self._sampling(row, options)) for row, event in enumerate(options.events)]
             self._names = [*(name for name, _ in attrs), evsels.TRACKER_NAME]
             switches = self._switches()
             self.switch_shape = SampleShape.of(switches)
             if options.kernel_stacks and not self._exclude:
                 attrs.append((_SWITCHES, switches))
-            for tid in (first, *others):
-                for name, attr in attrs if tid == first else [*attrs, (evsels.TRACKER_NAME, self.rings.owner.attr)]:
-                    with contextlib.suppress(ProcessLookupError):
-                        self._share(evsels.CpuEvent(name, attr, cpus, tid))
-            self.switch_ids = [number for event in self._sharing if event.name == _SWITCHES for number in event.ids]
+            tracker = evsels.TRACKER_NAME, self.rings.owner.attr
+            wanted = [(attr, first) for attr in attrs] + [(attr, tid) for tid in others for attr in (*attrs, tracker)]
+            self._take(event for (name, attr), tid in wanted for event in _opened(name, attr, cpus, tid))
+            self.switch_ids = [number for event in self if event.name == _SWITCHES for number in event.ids]
             waits = evsels.offcpu_attr(self.support, 0, options.stack_bytes)
             self.waits = EventSpec(waits, EVENT_NAME, (_WAITS_ID,))
             stack.pop_all()
@@ -93,14 +92,9 @@ class TaskEvents:
         attr = evsels.basic_attr(PerfType.SOFTWARE, SoftwareConfig.CONTEXT_SWITCHES, self.support)
         return attr._replace(sample_type=attr.sample_type | SampleType.CALLCHAIN, flags=attr.flags | flags)
 
-    def _share(self, event: evsels.CpuEvent) -> None:
-        self._sharing.append(event)
-        for cpu, fd in event.fds.items():
-            perf_event.redirect(fd, self.rings.owner.fds[cpu])
-
     @property
     def _all(self) -> list[evsels.CpuEvent]:
-        return [*self._sharing, self.rings.owner]
+        return [*self, self.rings.owner]
 
     @property
     def specs(self) -> list[EventSpec]:
@@ -125,8 +119,7 @@ class TaskEvents:
         """Return event id → number of records that found a full ring, without zeros."""
         return dict(lost for event in self._all for lost in event.lost())
 
-    def close(self) -> None:
-        """Close all events but the owner of the rings."""
-        for event in self._sharing:
-            event.close()
-        self._sharing.clear()
+
+def _opened(name: str, attr: Attr, cpus: Iterable[int], tid: int) -> Iterator[evsels.CpuEvent]:
+    with contextlib.suppress(ProcessLookupError):  # the thread has ended
+        yield evsels.CpuEvent(name, attr, cpus, tid)

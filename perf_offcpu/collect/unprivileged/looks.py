@@ -6,7 +6,6 @@ for LEAST_NS or, if that are too many, for a longer time, which rises until the 
 looked at come first, then those that sleep longest. A look belongs to a wait if it began and ended within it, by the
 SWITCH records."""
 
-import os
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
@@ -17,11 +16,12 @@ from numpy.typing import NDArray
 from perf_offcpu import losses
 from perf_offcpu.abi.offcpu import SYSCALL_NONE, SYSCALL_UNKNOWN, UNKNOWN_U32, ObjectLost
 from perf_offcpu.abi.task_state import TaskState
+from perf_offcpu.collect.kernel_totals.user_stacks import read_memory
 from perf_offcpu.collect.python.functions import FunctionReader, Functions
 from perf_offcpu.collect.python.memory import UnreadableError, switches_of
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.unprivileged.objects import CallObjects, WaitObject
-from perf_offcpu.files import descriptor, read_kernel_if_any
+from perf_offcpu.files import read_kernel_if_any
 from perf_offcpu.losses import Losses
 
 LEAST_NS: Final = 4_000_000
@@ -124,7 +124,7 @@ class Reader:
         arguments = [int(word, 16) for word in words[1:-2]]
         if sp >> 32 == 0:  # a 32-bit program, whose frames and system calls are unlike
             return Look(begin_ns, now_ns(), UNKNOWN_U32, SYSCALL_UNKNOWN, 0, 0, b"", _COMPAT)
-        stack = _read(sleeper.tid, sp, self._copy_bytes) if self._copy_bytes else b""
+        stack = read_memory(sleeper.tid, sp, self._copy_bytes, cut=True) if self._copy_bytes else b""
         wait_object = self._objects.find(*sleeper, syscall, arguments, sp) if arguments else WaitObject()
         state = _STATES.get(read_kernel_if_any(f"{place}/stat", 512).rpartition(b") ")[2][:1])
         if state is None:  # it runs by now
@@ -158,13 +158,3 @@ class Reader:
             else:
                 self.disturbed += 1
         return seen
-
-
-def _read(tid: int, address: int, size: int) -> bytes:
-    """Return up to `size` bytes of a thread's stack, to its end."""
-    try:
-        # direct: a file of /proc
-        with descriptor(os.open(f"/proc/{tid}/mem", os.O_RDONLY | os.O_CLOEXEC)) as memory:
-            return os.pread(memory, size, address)
-    except (OSError, OverflowError):
-        return b""

@@ -1,28 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write waits as samples of offcpu-time, with the payload of the BPF programs: single waits with what was seen of their
-thread, and sums of shorter waits by thread."""
+thread, sums of shorter waits by thread, and budgets of threads."""
 
 import functools
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perf_offcpu.abi.machine import ABI_64, MACHINES
+from perf_offcpu.abi.machine import MACHINES
 from perf_offcpu.abi.offcpu import SYSCALL_UNKNOWN, UNKNOWN_U32, UNKNOWN_U64, Kind, Lost, WaitFlag
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.binary.gather import offsets_of
-from perf_offcpu.collect.kernel_totals.waits import wait_samples
+from perf_offcpu.collect.bpf.header import SharedHeader, read_header
+from perf_offcpu.collect.kernel_totals.budgets import budget_samples
+from perf_offcpu.collect.kernel_totals.waits import copy_columns, wait_samples, with_marker
 from perf_offcpu.collect.system.cgroups import MOUNTS, cgroup2_mount
 from perf_offcpu.collect.unprivileged.looks import Look
 from perf_offcpu.collect.unprivileged.objects import WaitObject
-from perf_offcpu.collect.unprivileged.switches import BEFORE
+from perf_offcpu.collect.unprivileged.switches import BEFORE, IN
 from perf_offcpu.files import kernel_lines, read_kernel, read_kernel_if_any
+from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.perfdata.events import EventSpec
+from perf_offcpu.resources import bpf_dir
 
 AT_ONCE: Final = 512  # waits whose samples are packed at once: some MB of copies
 SUM: Final = np.dtype(
@@ -40,22 +44,14 @@ def register_mask() -> int:
 
 
 def wait_records(
-    event: EventSpec,
-    waits: NDArray[Any],
-    looks: Sequence[Look | None],
-    kernel_chains: tuple[NDArray[np.int64], NDArray[np.uint64]],
-    *,
-    over: bool = True,
+    event: EventSpec, waits: NDArray[Any], looks: Sequence[Look | None], kernel_chains: Ragged, *, over: bool = True
 ) -> bytes:
     """Return one sample record of `event` for each wait (`switches.INTERVAL`), with what was seen of its thread, and
-    its callchain in the kernel (offsets int64[n + 1], words), which may be empty. `over`: the waits have ended."""
+    its callchain in the kernel, which may be empty. `over`: the waits have ended."""
     seen = [look or _NOTHING for look in looks]
     objects = [look.found for look in seen]
-    rows = np.zeros(len(waits), SUM)
-    for name in ("pid", "tid"):
-        rows[name] = waits[name]
+    rows = _rows_of(waits)
     rows["cgroup"] = [cgroup_of(pid) for pid in waits["pid"].tolist()]
-    rows["flags"] = np.where(waits["preempted"], int(WaitFlag.PREEMPTED), 0)
     rows["flags"] |= np.where(waits["kind"] == BEFORE, int(WaitFlag.BEGAN_BEFORE), 0).astype(np.uint32)
     has_stack = np.array([look.pc != 0 for look in seen], np.bool_)
     rows["lost"] = np.where(has_stack, 0, int(Lost.USER_STACK))
@@ -71,29 +67,37 @@ def wait_records(
         "runq_ns": np.where(waits["preempted"], lengths, np.uint64(UNKNOWN_U64)),
         **columns,
     }
-    offsets, words = kernel_chains
-    chain_offsets = offsets_of(np.diff(offsets) + 2 * has_stack)
-    chain_words = np.empty(chain_offsets[-1], np.uint64)
-    chain_words[np.repeat(chain_offsets[:-1] - offsets[:-1], np.diff(offsets)) + np.arange(len(words))] = words
-    user = chain_offsets[1:][has_stack]
-    chain_words[user - 2], chain_words[user - 1] = int(CallchainContext.USER), [look.pc for look in seen if look.pc]
-    chains = chain_offsets, chain_words
+    leaves = Ragged(offsets_of(has_stack.astype(np.int64)), np.array([look.pc for look in seen if look.pc], np.uint64))
+    chains = Ragged.beside([kernel_chains, with_marker(CallchainContext.USER, leaves)])
     copies = _copies(seen) | {"cpu": waits["cpu"]}
     return wait_samples(event, CpuMode.USER, rows, waits["end"], chains, payload, copies)
 
 
+def _rows_of(waits: NDArray[Any]) -> NDArray[Any]:
+    rows = np.zeros(len(waits), SUM)
+    rows["pid"], rows["tid"] = waits["pid"], waits["tid"]
+    rows["flags"] = np.where(waits["preempted"], int(WaitFlag.PREEMPTED), 0)
+    return rows
+
+
+def short_sums(waits: NDArray[Any]) -> NDArray[Any]:
+    """Return n sums of one wait each (`switches.INTERVAL`), to be united (`kernel_totals.waits`): waits that are
+    shorter than the threshold are added up by thread, and by whether the thread stayed runnable."""
+    rows = _rows_of(waits)
+    rows["state"], rows["syscall"], rows["lost"] = UNKNOWN_U32, SYSCALL_UNKNOWN, int(Lost.USER_STACK)
+    rows["total_ns"] = rows["longest_ns"] = waits["end"] - waits["begin"]
+    rows["count"], rows["woken"] = 1, waits["preempted"]
+    rows["runq_ns"] = np.where(waits["preempted"], rows["total_ns"], np.uint64(0))
+    rows["first_switch_out_ns"], rows["last_switch_in_ns"] = waits["begin"], waits["end"]
+    return rows
+
+
 def _copies(looks: Sequence[Look]) -> dict[str, Any]:
-    stacks = [look.stack[: len(look.stack) // 8 * 8] for look in looks]
-    sizes = np.array([len(stack) for stack in stacks], np.int64)
     registers = MACHINES[platform.machine()].registers
     in_order = registers.of_sample.index(registers.sp) < registers.of_sample.index(registers.pc)
-    words = [((look.sp, look.pc) if in_order else (look.pc, look.sp)) for look in looks if look.stack]
-    return {
-        "regs_user_abi": np.where(sizes > 0, ABI_64, 0),
-        "regs_user": (offsets_of(np.where(sizes > 0, 2, 0)), np.array(words, np.uint64).reshape(-1)),
-        "stack_user": (offsets_of(sizes), np.frombuffer(b"".join(stacks), np.uint8)),
-        "stack_user_dyn_size": sizes,
-    }
+    words = [((look.sp, look.pc) if in_order else (look.pc, look.sp)) for look in looks]
+    stacks = [look.stack[: len(look.stack) // 8 * 8] for look in looks]
+    return copy_columns(np.array(words, np.uint64).reshape(-1, 2), stacks)
 
 
 @functools.lru_cache(1 << 12)
@@ -113,40 +117,78 @@ def _cgroup_mount() -> bytes | None:
     return cgroup2_mount(read_kernel(MOUNTS))
 
 
-class ShortSums:
-    """Add up waits that are shorter than the threshold, by thread, and by whether the thread stayed runnable."""
+_MOST_READ: Final = 256  # threads whose schedstat is read at once
+_MODE_OF_STATE: Final = {0x1: "interruptible", 0x2: "uninterruptible", 0x4: "stopped", 0x8: "traced"}
 
-    def __init__(self) -> None:
-        self._sums = np.zeros(0, SUM)
 
-    def add(self, waits: NDArray[Any]) -> None:
-        """Add n waits (`switches.INTERVAL`)."""
-        rows = np.zeros(len(waits), SUM)
-        for name in ("pid", "tid"):
-            rows[name] = waits[name]
-        rows["flags"] = np.where(waits["preempted"], int(WaitFlag.PREEMPTED), 0)
-        rows["total_ns"] = rows["longest_ns"] = waits["end"] - waits["begin"]
-        rows["count"] = 1
-        rows["first_switch_out_ns"], rows["last_switch_in_ns"] = waits["begin"], waits["end"]
-        rows = np.concatenate([self._sums, rows])
-        rows = rows[np.lexsort((rows["flags"], rows["tid"], rows["pid"]))]
-        keys = rows[["pid", "tid", "flags"]]
-        firsts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])[: len(rows)])
-        self._sums = rows[firsts]
-        for name, reduce in (
-            ("total_ns", np.add),
-            ("count", np.add),
-            ("longest_ns", np.maximum),
-            ("first_switch_out_ns", np.minimum),
-            ("last_switch_in_ns", np.maximum),
-        ):
-            self._sums[name] = reduce.reduceat(rows[name], firsts) if len(firsts) else 0
+class Budgets:
+    """Sum the time of threads by state (running, preempted, …), from switch to switch. How long a thread waited for a
+    CPU after wake-ups is known only as a sum, from /proc/TID/schedstat; it is taken off the time that the thread was
+    off the CPU by itself. `tasks`: tid → pid of the threads at the start."""
 
-    def take(self) -> NDArray[Any]:
-        """Return all sums, as `kernel_totals.waits.sum_samples` takes them, and begin again."""
-        sums, self._sums = self._sums, np.zeros(0, SUM)
-        sums["state"], sums["syscall"] = UNKNOWN_U32, SYSCALL_UNKNOWN
-        sums["lost"] = int(Lost.USER_STACK)
-        preempted = sums["flags"] != 0
-        sums["woken"][preempted], sums["runq_ns"][preempted] = 1, sums["total_ns"][preempted]
-        return sums
+    def __init__(self, tasks: dict[int, int]) -> None:
+        header: SharedHeader = read_header(bpf_dir() / "off_cpu.h")
+        self._dtype = header.structs["budget"]
+        self._modes = {mode: number for number, mode in enumerate(header.enums["mode"])}
+        self._rows: dict[tuple[int, int], NDArray[Any]] = {}
+        self._before_ns = {tid: _queued_ns(pid, tid) for tid, pid in tasks.items()}
+        self._queued_ns = dict(self._before_ns)
+
+    def add(self, intervals: NDArray[Any], looks: dict[int, Look | None]) -> None:
+        """Add intervals (`switches.INTERVAL`). `looks`: row of `intervals` → the look at its thread, for its state."""
+        modes = np.full(len(intervals), self._modes["other"])
+        modes[intervals["preempted"] != 0] = self._modes["preempted"]
+        modes[intervals["kind"] == IN] = self._modes["running"]
+        modes[intervals["kind"] == BEFORE] = self._modes["unknown"]
+        for place, look in looks.items():
+            if look is not None and look.state in _MODE_OF_STATE:
+                modes[place] = self._modes[_MODE_OF_STATE[look.state]]
+        lengths = intervals["end"] - intervals["begin"]
+        order = np.lexsort((intervals["tid"], intervals["pid"]))
+        keys = intervals[["pid", "tid"]][order]
+        firsts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])[: len(order)])
+        for part in np.split(order, firsts[1:]) if len(order) else ():
+            first = intervals[part[0]]
+            key = int(first["pid"]), int(first["tid"])
+            if key not in self._rows:
+                self._rows[key] = np.zeros((), self._dtype)
+                self._rows[key]["pid"], self._rows[key]["tid"] = key
+                self._rows[key]["begin_ns"] = intervals["begin"][part].min()
+            row = self._rows[key]
+            row["ns"] += np.bincount(modes[part], lengths[part], row["ns"].size).astype(np.uint64)
+            row["switches"] += np.uint64((intervals["kind"][part] == IN).sum())
+            row["end_ns"] = max(int(row["end_ns"]), int(intervals["end"][part].max()))
+
+    def read_delays(self) -> None:
+        """Read the run-queue delay of the newest _MOST_READ threads that still exist."""
+        for pid, tid in list(self._rows)[-_MOST_READ:]:
+            if delay_ns := _queued_ns(pid, tid):
+                self._queued_ns[tid] = delay_ns
+
+    def records(self, event: EventSpec, time_ns: int) -> Iterator[bytes]:
+        """Yield sample records of `event` with the budgets of all threads."""
+        rows = np.array(list(self._rows.values()), self._dtype)
+        ns, number = rows["ns"].view(np.int64), self._modes
+        queued = [self._queued_ns.get(tid, 0) - self._before_ns.get(tid, 0) for tid in rows["tid"].tolist()]
+        undivided = np.maximum(np.array(queued, np.int64) - ns[:, number["preempted"]], 0)
+        for mode in ("other", "interruptible"):
+            moved = np.minimum(undivided, ns[:, number[mode]])
+            ns[:, number[mode]] -= moved
+            ns[:, number["runnable"]] += moved
+            undivided -= moved
+        rows["ns"][:, number["unknown"]] += rows["end_ns"] - rows["begin_ns"] - rows["ns"].sum(axis=1)
+        yield from (record for _, record in budget_samples(event, rows, list(number), time_ns))
+
+
+def _queued_ns(pid: int, tid: int) -> int:
+    """Return the run-queue delay of a thread since its birth, ns; 0 if it is not known."""
+    words = read_kernel_if_any(f"/proc/{pid}/task/{tid}/schedstat", 128).split()
+    return int(words[1]) if len(words) > 1 else 0
+
+
+def threads_of(pid: int) -> list[int]:
+    """Return the ids of the threads of a process; none if it has ended."""
+    try:
+        return sorted(int(name) for name in os.listdir(f"/proc/{pid}/task"))  # direct: of the kernel
+    except OSError:
+        return []

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make waits of SWITCH records while recording goes on: a wait lasts from a switch-out to the next switch-in of its
-thread. Rings of CPUs are drained one after the other, so records are sorted by time, and the latest ones are
-kept until the next drain."""
+thread. Rings of CPUs are drained one after the other, so records are sorted by time, and the latest ones are kept until
+the next drain. The kernel callchains of switch-outs are kept until the waits that begin with them are over; an ordinary
+user gets them at kernel.perf_event_paranoid 1 and lower."""
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 import numpy as np
@@ -10,13 +12,15 @@ from numpy.typing import NDArray
 
 from perf_offcpu import losses
 from perf_offcpu.abi.records import Misc, RecordType
-from perf_offcpu.abi.sample import TRAILER
+from perf_offcpu.abi.sample import SAMPLE, TRAILER, SampleShape
 from perf_offcpu.binary.columnar import read_columns
 from perf_offcpu.binary.fields import Buffer
+from perf_offcpu.binary.gather import gather_rows, gather_u64
 from perf_offcpu.collect.events.evsels import SAMPLE_TYPE
 from perf_offcpu.collect.events.perf_event import NATIVE
-from perf_offcpu.collect.unprivileged.chains import KernelChains
 from perf_offcpu.losses import Losses
+from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.perfdata.scan import Chunk, Scanner
 from perf_offcpu.perfdata.write.columns import bytes_of
 
@@ -37,20 +41,78 @@ INTERVAL: Final = np.dtype(
 """Time of a thread between two switches; `kind` is that of the event at its begin: IN for time on a CPU. `ran_since` is
 the time of the event before that (0: not known)."""
 _SWITCHES: Final = (int(RecordType.SWITCH), int(RecordType.EXIT), int(RecordType.LOST))
+_KEY: Final = np.dtype([("tid", "i4"), ("time", "i8")])  # of a callchain
+_IDENTIFIER: Final = 8  # offset in a sample: the first field after the header
+
+
+class KernelChains:
+    """Find the kernel callchain of each switch-out. `ids`: of the event of context switches; none if it is refused."""
+
+    def __init__(self, ids: Iterable[int], shape: SampleShape) -> None:
+        self._ids, self._shape = np.array(list(ids), np.uint64), shape
+        self.clear()
+
+    def clear(self) -> None:
+        """Drop all chains: records were lost, so a chain may be of another wait."""
+        self._keys, self._chains = np.zeros(0, _KEY), Ragged()  # in order of thread and time
+        self._new: list[tuple[Rows, Ragged]] = []
+
+    def take_from(self, chunk: Chunk, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Keep the samples of context switches among the rows `samples`; return those rows."""
+        if not len(self._ids) or not len(samples):
+            return samples[:0]
+        rows = samples[np.isin(gather_u64(chunk.data, chunk.starts[samples] + _IDENTIFIER), self._ids)]
+        ends = chunk.starts[rows] + chunk.sizes[rows]
+        columns = read_columns(SAMPLE, chunk.data, chunk.starts[rows] + 8, ends, NATIVE, self._shape)
+        chains = Ragged(*gather_rows(chunk.data, columns.arrays["callchain"]))
+        keys = np.zeros(len(rows), _KEY)
+        keys["tid"], keys["time"] = columns.scalars["tid"], columns.scalars["time"]
+        self._new.append((keys[columns.ok], chains.take(np.flatnonzero(columns.ok))))
+        return rows
+
+    def _sort(self) -> None:
+        """Merge the new chains into those sorted by thread and time."""
+        keys = np.concatenate([self._keys, *(keys for keys, _ in self._new)])
+        chains = Ragged.concat([self._chains, *(chains for _, chains in self._new)])
+        order = np.lexsort((keys["time"], keys["tid"]))
+        self._keys, self._chains, self._new = keys[order], chains.take(order), []
+
+    def of_waits(self, waits: Rows) -> Ragged:
+        """Return the callchains with which waits (`switches.INTERVAL`) began, empty ones where they are not known. The
+        kernel takes the sample just before the SWITCH record, so it lies between the thread's last switch-in
+        (`ran_since`) and the begin of the wait."""
+        if self._new:
+            self._sort()
+        keys = np.append(self._keys, np.zeros(1, _KEY))
+        rows = rows_at(keys["tid"][:-1], keys["time"][:-1], waits["tid"].astype(np.int32), waits["begin"])
+        times = keys["time"][rows]
+        is_of_wait = (rows >= 0) & (times <= waits["begin"]) & (times >= waits["ran_since"])
+        return self._chains.take(np.where(is_of_wait, rows, -1))
+
+    def forget(self, last_switches: Rows) -> None:
+        """Drop chains older than `ran_since` of their thread in `last_switches` (`switches.EVENT`): of past waits."""
+        self._sort()
+        order = np.argsort(last_switches["tid"], kind="stable")
+        tids = last_switches["tid"][order]
+        since = np.append(last_switches["ran_since"][order], np.iinfo(np.int64).min)
+        rows = np.searchsorted(tids, self._keys["tid"])
+        is_known = np.append(tids, 0)[rows] == self._keys["tid"]
+        kept = np.flatnonzero(self._keys["time"] >= since[np.where(is_known, rows, len(tids))])
+        self._keys, self._chains = self._keys[kept], self._chains.take(kept)
 
 
 class SwitchLog:
     """Take SWITCH records out of drained records; a sink of rings. `tasks`: thread → process, of the threads that exist
     at `begin_ns`. `counters`: counts damaged records and missing switches. `chains`: takes the samples of context
     switches. `others`: all other records, which the caller removes and passes to `SideBand`. `samples`: number of
-    on-CPU samples put into `others` so far."""
+    on-CPU samples put into `others` so far. `last`: the last event (EVENT) of each thread up to the last `take`."""
 
     def __init__(self, tasks: dict[int, int], begin_ns: int, counters: Losses, chains: KernelChains) -> None:
         self.others: list[Buffer] = []
         self.samples, self._counters, self._chains = 0, counters, chains
-        self._last = np.zeros(len(tasks), EVENT)  # the last event of each thread
-        self._last["tid"], self._last["pid"] = list(tasks), list(tasks.values())
-        self._last["time"], self._last["kind"] = begin_ns, BEFORE
+        self.last = np.zeros(len(tasks), EVENT)
+        self.last["tid"], self.last["pid"] = list(tasks), list(tasks.values())
+        self.last["time"], self.last["kind"] = begin_ns, BEFORE
         self._new: list[Rows] = []
 
     def append(self, *pieces: Buffer) -> None:
@@ -79,17 +141,20 @@ class SwitchLog:
         rows["preempted"] = chunk.miscs & np.uint16(Misc.SWITCH_OUT_PREEMPT) != 0
         if (chunk.types == RecordType.LOST).any():
             # Threads may have run since: what they did last is not known.
-            self._last, self._new = self._last[:0], []
+            self.last, self._new = self.last[:0], []
             self._chains.clear()
         self._new.append(rows[chunk.types != RecordType.LOST])
 
+    def _events(self) -> Rows:
+        """Return the last event of each thread, and those after it, by thread and time."""
+        events = np.concatenate([self.last, *self._new])
+        return events[np.lexsort((events["time"], events["tid"]))]
+
     def take(self, before_ns: int) -> Rows:
         """Return the intervals (INTERVAL) that ended before `before_ns`, the time before the drain of all rings."""
-        events = np.concatenate([self._last, *self._new])
+        events = self._events()
         late = events["time"] >= before_ns
-        self._new = [events[late]]
-        events = events[~late]
-        events = events[np.lexsort((events["time"], events["tid"]))]
+        self._new, events = [events[late]], events[~late]
         same = events["tid"][1:] == events["tid"][:-1]
         events["ran_since"][1:] = np.where(same, events["time"][:-1], events["ran_since"][1:])
         begin, end = events[:-1], events[1:]
@@ -103,25 +168,20 @@ class SwitchLog:
         intervals["begin"], intervals["end"] = begin["time"][paired], end["time"][paired]
         intervals["cpu"] = end["cpu"][paired]
         last = events[np.append(~same, True)[: len(events)]]
-        self._last = last[last["kind"] != GONE]
+        self.last = last[last["kind"] != GONE]
         return intervals
-
-    def forget_chains(self) -> None:
-        """Forget callchains of waits that `take` has returned."""
-        self._chains.forget(self._last)
 
     def off_cpu(self) -> Rows:
         """Return the last event (EVENT) of each thread that is off the CPU, as far as records tell."""
-        events = np.concatenate([self._last, *self._new])
-        events = events[np.lexsort((events["time"], events["tid"]))]
+        events = self._events()
         last = events[np.append(events["tid"][1:] != events["tid"][:-1], True)[: len(events)]]
         off: Rows = last[(last["kind"] == OUT) | (last["kind"] == BEFORE)]
         return off
 
     def unfinished(self, end_ns: int) -> Rows:
         """Return the intervals (INTERVAL), after `take` of all events, that last at `end_ns`."""
-        intervals = np.zeros(len(self._last), INTERVAL)
+        intervals = np.zeros(len(self.last), INTERVAL)
         for name in ("pid", "tid", "kind", "preempted", "cpu", "ran_since"):
-            intervals[name] = self._last[name]
-        intervals["begin"], intervals["end"] = self._last["time"], np.maximum(self._last["time"], end_ns)
+            intervals[name] = self.last[name]
+        intervals["begin"], intervals["end"] = self.last["time"], np.maximum(self.last["time"], end_ns)
         return intervals

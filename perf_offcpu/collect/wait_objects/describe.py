@@ -20,19 +20,8 @@ from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.existing.maps import read_maps
 from perf_offcpu.collect.system.btf import KALLSYMS, symbol_at
 from perf_offcpu.collect.system.helper import Avoided, Helper, ask_each
-from perf_offcpu.collect.wait_objects.names import (
-    PIDFD,
-    RING,
-    Mounts,
-    Texts,
-    access_mode,
-    comm_of,
-    descriptor_path,
-    place_of,
-    process_of,
-    requests_of,
-    socket_texts,
-)
+from perf_offcpu.collect.wait_objects import names as proc
+from perf_offcpu.collect.wait_objects.names import PIDFD, RING, Mounts, Texts, comm_of
 from perf_offcpu.collect.wait_objects.sockets import EPOLL, ListeningPorts, watched_by
 from perf_offcpu.files import read_kernel_if_any
 from perf_offcpu.losses import Losses
@@ -47,7 +36,7 @@ _SIDES: Final = {os.O_RDONLY: b"read end", os.O_WRONLY: b"write end"}
 _MODES: Final = {text: mode for mode, text in _SIDES.items()}
 _SCAN_S: Final = 1.0
 _PATIENCE_S: Final = 0.5
-_ASKED: Final = {EPOLL: watched_by, RING: requests_of, PIDFD: process_of}
+_ASKED: Final = {EPOLL: watched_by, RING: proc.requests_of, PIDFD: proc.process_of}
 _BY_PORT: Final = (b"tcp", b"mptcp")
 
 Holder = tuple[int, int, int | None]
@@ -82,17 +71,17 @@ class Describer:
     def _texts(self, row: NDArray[Any], pid: int, maps: bytes, mounts: Mounts) -> Texts:
         kind, fd = int(row["kind"]), int(row["fd"])
         if kind == ObjectKind.FUTEX:
-            return {"place": place_of(maps, int(row["address"]), int(row["sp"]))}
+            return {"place": proc.place_of(maps, int(row["address"]), int(row["sp"]))}
         if kind == ObjectKind.ANONYMOUS:
             name = next((name for name in _ASKED if bytes(row["name"]).startswith(name)), PIDFD)
             return {"name": _ASKED[name](pid, fd) or name}
         if kind == ObjectKind.SOCKET:
             is_accepted = int(row["local_port"]) in self._ports.of(pid)
             return {"place": b"accepted"} if is_accepted else {}
-        path = descriptor_path(pid, fd, int(row["inode"]))
+        path = proc.descriptor_path(pid, fd, int(row["inode"]))
         if kind != ObjectKind.PIPE:
             return {"name": path or mounts.path(bytes(row["name"]), int(row["device"]))}
-        mode = access_mode(pid, fd) if path else None
+        mode = proc.access_mode(pid, fd) if path else None
         is_named = not path.startswith(b"pipe:[")
         return {"name": path if is_named else b"", "place": b"" if mode is None else _SIDES.get(mode, b"")}
 
@@ -197,7 +186,7 @@ def _own_texts(row: Any) -> Texts:
     """Return the texts of an object that the BPF program itself has read."""
     kind = int(row["kind"])
     if kind == ObjectKind.SOCKET:
-        texts = socket_texts(row)
+        texts = proc.socket_texts(row)
         is_unix_server = texts["protocol"] == b"unix" and row["own_name"] and row["peer_inode"]
         return texts | ({"place": b"accepted"} if is_unix_server else {})
     if kind in (ObjectKind.PATH, ObjectKind.ANONYMOUS):
@@ -249,7 +238,7 @@ def holders_in(pid: int, inodes: Collection[str], first: int, end: int) -> tuple
         except OSError:
             continue
         if link and link[2] in inodes:
-            holders.append((pid, int(link[2]), access_mode(pid, int(fd)) if link[1] == "pipe" else None))
+            holders.append((pid, int(link[2]), proc.access_mode(pid, int(fd)) if link[1] == "pipe" else None))
     return holders, len(descriptors) > end
 
 

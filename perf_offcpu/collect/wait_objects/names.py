@@ -92,19 +92,6 @@ def endpoint(family: int, address: bytes, port: int) -> bytes:
     return f"[{socket.inet_ntop(socket.AF_INET6, address)}]:{port}".encode()
 
 
-def protocol(family: int, number: int) -> bytes:
-    """Return the name of a socket's protocol, such as tcp, udp, unix, from its address family and protocol number."""
-    if family in (socket.AF_INET, socket.AF_INET6):
-        return _PROTOCOLS.get(number, f"ip protocol {number}").encode()
-    return _FAMILIES.get(family, f"family {family}").encode()
-
-
-def unix_path(name: bytes) -> bytes:
-    """Return the path of a Unix socket from its sun_path; abstract names begin with @, as ss prints them."""
-    text = name.rstrip(b"\0")
-    return text.replace(b"\0", b"@") if text[:1] == b"\0" else text.split(b"\0")[0]
-
-
 def place_of(maps: bytes, address: int, sp: int) -> bytes:
     """Return the memory that an address is in: heap, stack, or a file and the offset in it; b"" unknown. `maps`: text
     of /proc/PID/maps. `sp`: stack pointer of a thread that waits for the address."""
@@ -132,14 +119,16 @@ Texts = dict[str, bytes]
 
 def socket_texts(row: Any) -> Texts:
     """Return protocol, and name or local and remote address, of a socket, given as row of `struct offcpu_object`."""
-    family = int(row["family"])
-    texts = {"protocol": protocol(family, int(row["protocol"]))}
-    if family == socket.AF_UNIX:
-        return texts | {"name": unix_path(bytes(row["name"]))}
+    family, number = int(row["family"]), int(row["protocol"])
     if family in (socket.AF_INET, socket.AF_INET6):
-        local, remote = bytes(row["local"]), bytes(row["remote"])
-        texts["local"] = endpoint(family, local, int(row["local_port"]))
-        texts["remote"] = endpoint(family, remote, int(row["remote_port"])) if row["remote_port"] else b""
+        protocol = _PROTOCOLS.get(number, f"ip protocol {number}").encode()
+        local = endpoint(family, bytes(row["local"]), int(row["local_port"]))
+        remote = endpoint(family, bytes(row["remote"]), int(row["remote_port"])) if row["remote_port"] else b""
+        return {"protocol": protocol, "local": local, "remote": remote}
+    texts = {"protocol": _FAMILIES.get(family, f"family {family}").encode()}
+    if family == socket.AF_UNIX:  # abstract names begin with @, as ss prints them
+        path = bytes(row["name"]).rstrip(b"\0")
+        texts["name"] = path.replace(b"\0", b"@") if path[:1] == b"\0" else path.split(b"\0")[0]
     return texts
 
 

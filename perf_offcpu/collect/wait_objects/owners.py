@@ -29,8 +29,6 @@ from perf_offcpu.resources import bpf_dir
 _WORDS, _TIMESPEC = struct.Struct("=5I"), struct.Struct("=2q")
 _LONGEST_NS = int(np.iinfo(np.int64).max)
 _NSPID: Final = re.compile(rb"^NSpid:\t([\d\t]+)$", re.MULTILINE)
-
-
 _POLLFD: Final = struct.Struct("=ihh")
 _WORD: Final = 8
 _MOST_DESCRIPTORS: Final = 1024  # FD_SETSIZE
@@ -83,15 +81,13 @@ def with_holders(last: LastTasks, unread: Unread) -> LastTasks:
     futexes = [nr for nr, (kind, _) in call_numbers(platform.machine()).items() if kind == "futex"]
     rows = last.waiting()
     rows = rows[is_among(last.tasks["syscall"][rows], np.sort(futexes)) & (last.tasks["object_id"][rows] != 0)]
-    pids = last.tasks["pid"][rows].tolist()
 
     def read(row: int) -> tuple[int, int | None]:
         task = last.tasks[row]
         return holder_and_timeout(int(task["pid"]), int(task["tid"]), arguments_of(task), int(task["switch_out_ns"]))
 
-    holders = of_each(rows.tolist(), pids, read, unread)
     tasks = last.tasks.copy()
-    for row, (tid, asked_ns) in holders.items():
+    for row, (tid, asked_ns) in of_each(last.tasks, rows.tolist(), read, unread).items():
         if tid:
             tasks["holder_tid"][row] = tid
         if asked_ns is not None:
@@ -167,8 +163,7 @@ def with_polled(
         is_select = names[int(task["syscall"])] in _SELECTS
         return only_descriptor(int(task["tid"]), arguments_of(task), is_select)
 
-    descriptors = of_each(rows.tolist(), last.tasks["pid"][rows].tolist(), read, unread)
-    polled = {row: fd for row, fd in descriptors.items() if fd >= 0}
+    polled = {row: fd for row, fd in of_each(last.tasks, rows.tolist(), read, unread).items() if fd >= 0}
     if not polled:
         return last
     tell(last.tasks[list(polled)], list(polled.values()))

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read the sockets of a process's network namespace (proc_pid_net(5)); name an epoll instance by what it watches."""
 
+import contextlib
+import itertools
 import os
 import re
 import socket
 import time
-from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from perf_offcpu.collect.wait_objects.names import endpoint
@@ -17,7 +18,6 @@ _LISTENS: Final = b"0A"  # TCP_LISTEN in include/net/tcp_states.h
 _UNIX_FLAGS, _UNIX_INODE, _UNIX_PATH = 3, 6, 7
 _LOCAL, _REMOTE, _STATE, _INODE = 1, 2, 3, 9  # columns of /proc/net/unix, and of /proc/net/tcp and udp
 _ACCEPTS: Final = 1 << 16  # __SO_ACCEPTCON in /proc/net/unix: the socket listens
-_TABLES: Final = {"tcp": "tcp", "tcp6": "tcp", "udp": "udp", "udp6": "udp"}
 
 EPOLL: Final = b"[eventpoll]"  # the kernel's name of an epoll instance
 
@@ -40,11 +40,13 @@ def listening_ports(pid: int) -> frozenset[int]:
     tables begin with the listening sockets; only these are read."""
     ports: set[int] = set()
     for table in ("tcp", "tcp6"):
-        for line in _first_lines(f"/proc/{pid}/net/{table}"):
-            words = line.split(None, _STATE + 1)
-            if len(words) <= _STATE or words[_STATE] != _LISTENS:
-                break
-            ports.add(int(words[_LOCAL].rpartition(b":")[2], 16))
+        # direct: a file of /proc
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/net/{table}", "rb", buffering=_BLOCK) as lines:
+            for line in itertools.islice(lines, 1, None):
+                words = line.split(None, _STATE + 1)
+                if len(words) <= _STATE or words[_STATE] != _LISTENS:
+                    break
+                ports.add(int(words[_LOCAL].rpartition(b":")[2], 16))
     return frozenset(ports)
 
 
@@ -71,6 +73,15 @@ class ListeningPorts:
         return ports
 
 
+def socket_inode(pid: int, fd: int) -> bytes:
+    """Return the inode (decimal text) of a process's socket; b"" if the descriptor is of another file, or gone."""
+    try:
+        link = _SOCKET.fullmatch(os.readlink(f"/proc/{pid}/fd/{fd}"))  # direct: not followed
+    except OSError:
+        return b""
+    return link[1].encode() if link else b""
+
+
 def sockets_of(pid: int, inodes: frozenset[bytes]) -> dict[bytes, Socket]:
     """Return inode (decimal text) → socket, for sockets in the network namespace of a process, of these `inodes`."""
     sockets: dict[bytes, Socket] = {}
@@ -81,7 +92,8 @@ def sockets_of(pid: int, inodes: frozenset[bytes]) -> dict[bytes, Socket]:
             listens = bool(int(words[_UNIX_FLAGS], 16) & _ACCEPTS)
             sockets[words[_UNIX_INODE]] = Socket(b"unix " + path if path else b"", not path, listens)
     ports: set[bytes] = set()
-    for table, protocol in _TABLES.items():
+    for table in ("tcp", "tcp6", "udp", "udp6"):
+        protocol = table.removesuffix("6")
         for line in _lines(pid, table) if len(sockets) < len(inodes) else ():
             words = line.split(None, _INODE + 1)
             if len(words) <= _INODE:
@@ -103,25 +115,6 @@ def _internet_socket(protocol: bytes, words: list[bytes], ports: set[bytes]) -> 
 
 def _lines(pid: int, table: str) -> list[bytes]:
     return kernel_lines(read_kernel_if_any(f"/proc/{pid}/net/{table}", _MOST_BYTES))[1:]
-
-
-def _first_lines(path: str) -> Iterator[bytes]:
-    """Yield the lines of a table after its title, reading no further than the caller asks."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # direct: of /proc, and not read to its end
-    except OSError:
-        return
-    try:
-        rest = b""
-        number = 0
-        while block := os.read(fd, _BLOCK):
-            *lines, rest = (rest + block).split(b"\n")
-            yield from lines[not number :]
-            number += len(lines)
-    except OSError:
-        return
-    finally:
-        os.close(fd)
 
 
 def _address(text: str) -> bytes:
@@ -147,14 +140,7 @@ def watched_by(pid: int, fd: int) -> bytes:
     numbers = [int(number) for number in _WATCHED.findall(text)]
     if not numbers:
         return b""
-    sockets = []
-    for number in numbers[:_MOST_WATCHED]:
-        try:
-            link = _SOCKET.fullmatch(os.readlink(f"/proc/{pid}/fd/{number}"))  # direct: not followed
-        except OSError:
-            continue
-        if link:
-            sockets.append(link[1].encode())
+    sockets = [inode for number in numbers[:_MOST_WATCHED] if (inode := socket_inode(pid, number))]
     watched = [*sockets_of(pid, frozenset(sockets)).values()] if sockets else []
     if len(sockets) == 1 and len(numbers) <= _MOST_WATCHED:
         names, more = [only.name or b"a Unix socket" for only in watched], 0

@@ -25,8 +25,7 @@ from perf_offcpu.errors import CapabilityError, UsageError
 from perf_offcpu.units import parse_size, parse_time
 
 if TYPE_CHECKING:
-    from perf_offcpu.collect.options import RecordOptions
-    from perf_offcpu.collect.rotation import Rotation
+    from perf_offcpu.collect.options import RecordOptions, Rotation
     from perf_offcpu.collect.targets import Target
 
 
@@ -108,7 +107,7 @@ def with_rights(options: RecordOptions, *, forced: bool) -> RecordOptions:
     """Return `options`, `unprivileged` if `forced` or if the kernel refuses BPF. Raise UsageError if `forced` and an
     option needs BPF, CapabilityError if BPF is refused and needed, the command is set-user-ID, or /proc is of another
     pid namespace."""
-    from perf_offcpu.collect.bpf.kernel.probes import check_privileges
+    from perf_offcpu.collect.bpf.kernel.facts import check_privileges
 
     if os.path.realpath("/proc/self") != f"/proc/{os.getpid()}":  # direct: asks which pid this process has there
         reason = "/proc does not show the processes of this pid namespace, but others under the same ids"
@@ -162,7 +161,7 @@ def _needs_bpf(options: RecordOptions) -> str:
 
 
 def _rotation(args: argparse.Namespace) -> Rotation | None:
-    from perf_offcpu.collect.rotation import parse_rotation
+    from perf_offcpu.collect.options import parse_rotation
 
     _at_least("--switch-max-files", 0, args.switch_max_files)
     if args.switch_output is None:

@@ -29,6 +29,7 @@ from perf_offcpu.abi.offcpu import BLANK_EXTENSION, EXTENSION
 from perf_offcpu.collect.bpf.header import read_header
 from perf_offcpu.collect.kernel_totals.waits import sum_samples
 from perf_offcpu.decode.load import load_recording
+from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.inject.rewrite import rewrite
 
 columns, size = int(sys.argv[3]) + 1, int(sys.argv[4]) + 8
@@ -41,8 +42,8 @@ old = load_recording(sys.argv[2]).samples
 assert len(old) and (old.spare == -1).all(), "older recordings do not say"
 
 raw = raw_wait(70, 71, 900, [USER, 9])[:-4] + EXTENSION.pack(BLANK_EXTENSION | {"spare": 7})
-(record,) = sum_samples(waits, np.zeros(1, [*header.structs["sum_key"].descr, *header.structs["sum"].descr]),
-                        (np.array([0, 0]), np.empty(0, np.uint64)))
+((_, record),) = sum_samples(waits, np.zeros(1, [*header.structs["sum_key"].descr, *header.structs["sum"].descr]),
+                        Ragged(np.array([0, 0])))
 recorded, injected = here / "recorded.data", here / "injected.data"
 write(recorded, [waits], [comm(waits, 70, 71, "thread"), sample(waits, time=5, raw=raw), record])
 assert sorted(load_recording(recorded).samples.spare) == [-1, 7]

@@ -16,14 +16,14 @@ from perf_offcpu import losses
 from perf_offcpu.abi.counters import COUNTERS, EVENT_ID, MAGIC
 from perf_offcpu.abi.records import RECORD_HEADER, RecordType
 from perf_offcpu.abi.sample import SAMPLE
-from perf_offcpu.collect.control import Command, Control, ControlFds, RecordingSignals, Requests, parse_control
+from perf_offcpu.collect.control import Control, ControlFds, RecordingSignals, Requests, parse_control
 from perf_offcpu.collect.counters import Counter, Span, counters_event, counters_sample
 from perf_offcpu.collect.events.evsels import Support
-from perf_offcpu.collect.options import RecordOptions
-from perf_offcpu.collect.output.series import FileSeries
-from perf_offcpu.collect.rotation import FileNames, Rotation, parse_rotation
+from perf_offcpu.collect.options import RecordOptions, Rotation, parse_rotation
+from perf_offcpu.collect.output.series import FileNames, FileSeries
 from perf_offcpu.collect.session import Session
-from perf_offcpu.collect.summary import Summary, progress_line
+from perf_offcpu.collect.summary import Summary
+from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.targets import Target
 from perf_offcpu.commands.record.command import LiveLine, summary_lines
 from perf_offcpu.errors import UsageError
@@ -132,12 +132,12 @@ def test_commands_come_in_pieces_and_others_are_left_out() -> None:
         while select.select([control.fd], [], [], 0)[0]:
             assert control.read()
     found = list(iter(control.next, None))
-    assert found == [Command("disable"), Command("period", "2.5"), Command("ping"), Command("stop")]
+    assert found == [("disable", ""), ("period", "2.5"), ("ping", ""), ("stop", "")]
     control.acknowledge()
     assert os.read(acks, 10) == b"ack\n"
     os.close(ours)
     assert not control.read(), "nothing will come any more"
-    assert control.next() == Command("enable") and not control.read() and control.next() is None
+    assert control.next() == ("enable", "") and not control.read() and control.next() is None
     os.close(acks)
     control.acknowledge()  # nobody listens
     os.close(theirs)
@@ -181,9 +181,20 @@ def test_a_directory_that_is_not_there_is_reported_where_the_file_is_created(tmp
     assert first < second and first.startswith(f"{tmp_path}/none/x.data.")
 
 
+def progress_line(elapsed_s: float, samples: int, sums: int, lost: int, fill: float, file_bytes: int) -> str:
+    collector: Any = SimpleNamespace(
+        span=Span(now_ns() - int(elapsed_s * 1e9), 0, 0),
+        rings=SimpleNamespace(recent_fill=lambda: fill),
+        threshold_ns=1_000_000,
+        counters=lambda: {losses.SAMPLES: Counter(samples)},
+        lost_by_id=lambda: {7: lost},
+    )
+    return Summary("out").progress(collector, sums, file_bytes)
+
+
 def test_live_line_makes_way_for_what_stays() -> None:
     out = io.StringIO()
-    progress = progress_line(12.3, 5, 6, 0, 0.25, 1_000_000, 3 << 20)
+    progress = progress_line(12.3, 5, 6, 0, 0.25, 3 << 20)
     with open(os.devnull, "w") as device, LiveLine(out) as live:
         out.fileno = device.fileno  # type: ignore[method-assign]
         live.show(progress)
@@ -191,7 +202,7 @@ def test_live_line_makes_way_for_what_stays() -> None:
         live.show(progress)
     line = "\r\x1b[Krecording 12 s: 5 samples, 6 sums, none lost, rings 25%, from 1 ms, 3.0 MB"
     assert out.getvalue() == f"{line}\r\x1b[Ksomething\n{line}\r\x1b[K"
-    progress = progress_line(9e5, 99_999_999, 9_999_999, 99_999, 1.0, 1_000_000, 5 << 30)
+    progress = progress_line(9e5, 99_999_999, 9_999_999, 99_999, 1.0, 5 << 30)
     assert len(f"recording {progress}") < 110, "it fits a terminal after days of recording"
 
 

@@ -4,8 +4,7 @@
 import pytest
 
 from perf_offcpu.collect.bpf.config import Targets
-from perf_offcpu.collect.options import RecordOptions
-from perf_offcpu.collect.rotation import Rotation
+from perf_offcpu.collect.options import RecordOptions, Rotation
 from perf_offcpu.commands.record.command import add_parser
 from perf_offcpu.commands.record.options import options_of
 from perf_offcpu.commands.shared.parsers import Parser

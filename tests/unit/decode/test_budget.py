@@ -15,7 +15,7 @@ from builders.wait_objects import COUNTERS
 
 from perf_offcpu import losses
 from perf_offcpu.abi import offcpu
-from perf_offcpu.abi.counters import BUDGET, BUDGETS, budgets_layout
+from perf_offcpu.abi.counters import BUDGET, BUDGETS, payload_layout
 from perf_offcpu.abi.records import RecordType
 from perf_offcpu.binary.fields import Order
 from perf_offcpu.decode.account import CollectorAccount, read_budgets
@@ -52,7 +52,7 @@ def test_budgets_of_version_1_have_no_throttled_time() -> None:
     budget = read(payload)
     assert (budget.tid.tolist(), budget.throttled_ns.tolist()) == ([8, 9], [0, 0])
     assert (budget.running_ns.tolist(), budget.runnable_ns.tolist()) == ([10, 0], [0, 20])
-    values, end, problem = budgets_layout(payload, "<").unpack_sound(payload, "<", None, 0, len(payload))
+    values, end, problem = payload_layout(payload, "<").unpack_sound(payload, "<", None, 0, len(payload))
     assert (end, problem) == (len(payload), None)
     assert [(one["tid"], one["end_ns"]) for one in values["budgets"]] == [(8, 15), (9, 25)]
 

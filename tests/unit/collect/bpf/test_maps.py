@@ -104,10 +104,9 @@ def stacks() -> UserStacks:
 
 
 def test_stacks_are_kept_by_hash(stacks: UserStacks) -> None:
-    assert stacks.hashes.tolist() == [10, 30, 2**64 - 1] and stacks.offsets.tolist() == [0, 2, 5, 5]
-    assert stacks.ips.tolist() == [4, 5, 1, 2, 3]
-    offsets, ips = UserStacks(stacks.hashes[:0], stacks.offsets[:1], stacks.ips[:0]).find(np.array([7, 0], np.uint64))
-    assert (offsets.tolist(), ips.tolist()) == ([0, 0, 0], [])
+    assert stacks.hashes.tolist() == [10, 30, 2**64 - 1] and stacks.ips.offsets.tolist() == [0, 2, 5, 5]
+    assert stacks.ips.values.tolist() == [4, 5, 1, 2, 3]
+    assert UserStacks().find(np.array([7, 0], np.uint64)).offsets.tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize(("hashes", "frames"), [
@@ -118,9 +117,9 @@ def test_stacks_are_kept_by_hash(stacks: UserStacks) -> None:
     ([2**64 - 1, 30, 0, 10], [[], [1, 2, 3], [], [4, 5]]),
 ])  # fmt: skip
 def test_stacks_are_found_in_the_order_asked(stacks: UserStacks, hashes: list[int], frames: list[list[int]]) -> None:
-    offsets, ips = stacks.find(np.array(hashes, np.uint64))
-    assert [ips[a:b].tolist() for a, b in zip(offsets, offsets[1:], strict=False)] == frames
-    assert len(offsets) == len(hashes) + 1 and offsets[-1] == len(ips)
+    found = stacks.find(np.array(hashes, np.uint64))
+    found.check()
+    assert [found.row(row).tolist() for row in range(len(found))] == frames
 
 
 def test_a_kernel_without_the_tracepoint_is_too_old() -> None:

@@ -91,7 +91,7 @@ def test_impossible_events_of_a_pmu(text: str, problem: str) -> None:
 
 
 def test_tracepoints_by_their_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perf_offcpu.collect.events.tracepoints.TRACEFS", tmp_path)
+    monkeypatch.setattr("perf_offcpu.collect.events.parser.TRACEFS", tmp_path)
     point = tmp_path / "events/sched/sched_switch"
     point.mkdir(parents=True)
     (point / "id").write_text("372\n")

@@ -12,6 +12,7 @@ import pytest
 
 from perf_offcpu import losses
 from perf_offcpu.abi.records import RECORD_HEADER, RECORD_LAYOUTS, RecordType
+from perf_offcpu.collect.existing import kernel_maps
 from perf_offcpu.collect.existing.inventory import KnownTasks
 from perf_offcpu.collect.existing.kernel_maps import KernelMaps, bpf_symbols
 from perf_offcpu.collect.existing.maps import MappedBuildIds, Mapping, parse_maps
@@ -104,8 +105,9 @@ def test_what_changed_is_read_again() -> None:
     assert b"mapped-" not in scan(tasks)
 
 
-def test_what_is_kept_is_bounded() -> None:
-    known, made = KnownTasks(most_bytes=10), list[int]()
+def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perf_offcpu.collect.existing.inventory._MOST_KEPT", 10)
+    known, made = KnownTasks(), list[int]()
 
     def records(number: int) -> bytes | None:
         key = "threads", number
@@ -142,11 +144,12 @@ def test_bpf_symbols_are_sorted() -> None:
 
 
 @pytest.fixture
-def maps(monkeypatch: pytest.MonkeyPatch) -> KernelMaps:
-    """This machine's, with other symbols."""
-    maps = KernelMaps()
-    monkeypatch.setattr(maps, "_kallsyms", KALLSYMS)
-    return maps
+def kallsyms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stands for /proc/kallsyms."""
+    path = tmp_path / "kallsyms"
+    path.write_bytes(KALLSYMS)
+    monkeypatch.setattr(kernel_maps, "KALLSYMS", path)
+    return path
 
 
 def unpacked(record: bytes) -> tuple[int, dict[str, object]]:
@@ -154,8 +157,11 @@ def unpacked(record: bytes) -> tuple[int, dict[str, object]]:
     return header["type"], RECORD_LAYOUTS[header["type"]].unpack(record, shape=header["misc"], start=8)
 
 
-def test_kernel_and_bpf_programs(maps: KernelMaps) -> None:
-    kernel, *programs = [unpacked(record) for record in maps.records() if unpacked(record)[0] != RecordType.MMAP]
+@pytest.mark.usefixtures("kallsyms")
+def test_kernel_and_bpf_programs() -> None:
+    kernel, *programs = [
+        unpacked(record) for record in KernelMaps().records() if unpacked(record)[0] != RecordType.MMAP
+    ]
     assert kernel[0] == RecordType.MMAP2
     wanted = {"pid": 2**32 - 1, "addr": 0xFFFFFFFF81000000, "len": 1 << 24, "pgoff": 0xFFFFFFFF81000000}
     wanted["filename"] = b"[kernel.kallsyms]_text"
@@ -165,18 +171,26 @@ def test_kernel_and_bpf_programs(maps: KernelMaps) -> None:
     assert places == [(0xFFFFFFFFC0300000, 0x40), (0xFFFFFFFFC0300040, 4096)]
 
 
-def test_hidden_addresses_make_no_kernel_map(maps: KernelMaps, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hidden_addresses_make_no_kernel_map(kallsyms: Path) -> None:
     """kernel.kptr_restrict shows zeros."""
-    hidden = b"".join(b"0" * 16 + line[16:] for line in KALLSYMS.splitlines(keepends=True))
-    monkeypatch.setattr(maps, "_kallsyms", hidden)
-    assert [record for record in maps.records() if unpacked(record)[1].get("filename", b"")[:1] == b"["] == []
-    monkeypatch.setattr(maps, "_kallsyms", b"")
-    assert RecordType.KSYMBOL not in {unpacked(record)[0] for record in maps.records()}
+    kallsyms.write_bytes(b"".join(b"0" * 16 + line[16:] for line in KALLSYMS.splitlines(keepends=True)))
+    assert [record for record in KernelMaps().records() if unpacked(record)[1].get("filename", b"")[:1] == b"["] == []
+    kallsyms.write_bytes(b"")
+    assert RecordType.KSYMBOL not in {unpacked(record)[0] for record in KernelMaps().records()}
+
+
+def test_records_are_made_again_when_a_program_has_come(kallsyms: Path) -> None:
+    maps = KernelMaps()
+    records = maps.records()
+    kallsyms.write_bytes(b"")
+    assert maps.records() is records
+    maps.changes += 1
+    assert len(maps.records()) < len(records)
 
 
 @pytest.mark.kernel
 def test_running_kernel_has_a_map_that_holds_its_symbols() -> None:
     lines = Path("/proc/kallsyms").read_bytes().splitlines()
     (address,) = [int(line[:16], 16) for line in lines if line.endswith(b" T schedule")]
-    kernel = unpacked(next(KernelMaps().records()))[1]
+    kernel = unpacked(KernelMaps().records()[0])[1]
     assert kernel["addr"] < address < kernel["addr"] + kernel["len"]

@@ -15,7 +15,8 @@ from perf_offcpu.collect.bpf.header import read_header
 from perf_offcpu.collect.bpf.last_tasks import LastTasks, parse_tasks
 from perf_offcpu.collect.events.evsels import SAMPLE_TYPE
 from perf_offcpu.collect.kernel_totals.budgets import BudgetShares, by_kernel_figures
-from perf_offcpu.collect.kernel_totals.waits import first_addresses, sum_samples, with_user_marker
+from perf_offcpu.collect.kernel_totals.waits import first_addresses, sum_samples, with_marker
+from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.resources import bpf_dir
 
@@ -45,11 +46,9 @@ def told(shares: NDArray[Any]) -> list[tuple[int, ...]]:
 def test_files_share_a_life_without_gap_or_overlap() -> None:
     shares = BudgetShares(MODES)
     first = np.concatenate([budget(8, 5, 100, running=15), budget(9, 50, 100)])
-    assert told(shares.share(first)) == [(8, 5, 100, 15, 80, 95), (9, 50, 100, 0, 50, 50)]
-    shares.note(first)
+    assert told(shares.share(first, noting=True)) == [(8, 5, 100, 15, 80, 95), (9, 50, 100, 0, 50, 50)]
     second = np.concatenate([budget(8, 5, 200, running=25), budget(9, 150, 200)])  # 9 ended; another has its number
-    assert told(shares.share(second)) == [(8, 100, 200, 10, 90, 100), (9, 150, 200, 0, 50, 50)]
-    shares.note(second)
+    assert told(shares.share(second, noting=True)) == [(8, 100, 200, 10, 90, 100), (9, 150, 200, 0, 50, 50)]
     ended = np.concatenate([budget(9, 50, 120, running=7), budget(8, 5, 230, running=30)])
     assert told(shares.share(ended)) == [(9, 100, 120, 7, 13, 20), (8, 200, 230, 5, 25, 30)]
     assert first["ns"][0, RUNNING] == 15, "what the kernel gave stays as it was"
@@ -58,7 +57,7 @@ def test_files_share_a_life_without_gap_or_overlap() -> None:
 def test_what_is_known_better_later_makes_nothing_negative() -> None:
     """The wait seemed to be over at 60; a second wake-up showed that it was not."""
     shares = BudgetShares(MODES)
-    shares.note(budget(8, 0, 100, runnable=40))
+    shares.share(budget(8, 0, 100, runnable=40), noting=True)
     share = shares.share(budget(8, 0, 110, runnable=5))
     assert share["ns"][0, RUNNABLE] == 0 and share["ns"][0].sum() == 10
     ended_before_the_look = shares.share(budget(8, 0, 99, runnable=40))
@@ -70,7 +69,7 @@ def look(*waits: tuple[int, int, int]) -> LastTasks:
     tasks = np.zeros(len(waits), HEADER.structs["last"])
     tasks["tid"], tasks["switch_out_ns"], tasks["mode"] = np.array(waits).T
     tasks["waits"] = tasks["mode"] > RUNNABLE
-    nothing = (np.empty(0, np.uint64),) * len(waits)
+    nothing = stacks(*([] for _ in waits))
     return LastTasks(100, tasks, nothing, nothing, np.concatenate([budget(tid, 0, 100) for tid, _, _ in waits]))
 
 
@@ -190,8 +189,8 @@ ROW = np.dtype([
 ])  # fmt: skip
 
 
-def stacks(*each: list[int]) -> tuple[Any, Any]:
-    return np.cumsum([0, *map(len, each)]).astype(np.int64), np.array([ip for stack in each for ip in stack], np.uint64)
+def stacks(*each: list[int]) -> Ragged:
+    return Ragged.from_lists(list(each))
 
 
 def unpacked(data: bytes) -> list[dict[str, Any]]:
@@ -213,7 +212,7 @@ def test_every_field_arrives() -> None:
     sums = np.zeros(2, ROW)
     sums[0] = (10, 11, 0x2001, 202, 0, 4096, 5, 3_000_000, 7, 900_000, 1000, 2000, 55_000, 6, 0, 7, 9)
     sums[1] = (10, 12, 0, -1, 5, 0, 0, 2**40, 2**33, 2**39, 1, 2**62, 0, 0, 1, 0, 0)
-    (data,) = sum_samples(EVENT, sums, stacks([0x400, 2**47 - 1, 0x500], []))
+    ((_, data),) = sum_samples(EVENT, sums, stacks([0x400, 2**47 - 1, 0x500], []))
     first, second = unpacked(data)
     header = {"identifier": 77, "ip": 0x400, "pid": 10, "tid": 11, "time": 2000, "cpu": 0, "period": 3_000_000}
     assert {name: first["header"][name] for name in header} == header
@@ -237,7 +236,7 @@ def test_many_sums_come_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     sums = np.zeros(250, ROW)
     sums["tid"], sums["total_ns"] = np.arange(250), np.arange(250) * 1000
     chains = [list(range(tid, tid + tid % 7)) for tid in range(250)]
-    pieces = list(sum_samples(EVENT, sums, stacks(*chains)))
+    pieces = [piece for _, piece in sum_samples(EVENT, sums, stacks(*chains))]
     samples = [sample for piece in pieces for sample in unpacked(piece)]
     assert len(pieces) == 3 and [sample["payload"]["tid"] for sample in samples] == list(range(250))
     assert [sample["payload"]["callchain"][1:] for sample in samples] == chains
@@ -246,9 +245,9 @@ def test_many_sums_come_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_marker_stands_before_frames_only() -> None:
-    offsets, words = with_user_marker(stacks([], [1, 2], [], [3]))
-    assert (offsets.tolist(), words.tolist()) == ([0, 0, 3, 3, 5], [USER, 1, 2, USER, 3])
-    assert first_addresses((offsets, words)).tolist() == [0, 1, 0, 3]
+    marked = with_marker(USER, stacks([], [1, 2], [], [3]))
+    assert (marked.offsets.tolist(), marked.values.tolist()) == ([0, 0, 3, 3, 5], [USER, 1, 2, USER, 3])
+    assert first_addresses(marked).tolist() == [0, 1, 0, 3]
     assert first_addresses(stacks([])).tolist() == [0]
 
 
@@ -263,8 +262,7 @@ def test_shares_add_up_to_the_last_life_though_a_look_was_wrong() -> None:
     ]
     summed = np.zeros_like(lives[0]["ns"])
     for life, passed in zip(lives, (100, 100, 30, 170), strict=True):
-        share = shares.share(life)
-        shares.note(life)
+        share = shares.share(life, noting=True)
         summed += share["ns"]
         assert share["ns"].sum() == passed == share["end_ns"] - share["begin_ns"]
     assert summed.tolist() == lives[-1]["ns"].tolist()
@@ -273,8 +271,8 @@ def test_shares_add_up_to_the_last_life_though_a_look_was_wrong() -> None:
 def test_a_thread_that_some_looks_miss_has_no_time_twice() -> None:
     """Looks leave out a budget that changes while it is read; on a busy machine several in a row."""
     shares = BudgetShares(MODES)
-    shares.note(np.concatenate([budget(8, 0, 100, running=15), budget(9, 0, 100)]))
+    shares.share(np.concatenate([budget(8, 0, 100, running=15), budget(9, 0, 100)]), noting=True)
     for end in (200, 300, 400):
-        shares.note(budget(9, 0, end))
+        shares.share(budget(9, 0, end), noting=True)
     assert told(shares.share(budget(8, 0, 500, running=25))) == [(8, 100, 500, 10, 390, 400)]
     assert told(shares.share(budget(9, 0, 500))) == [(9, 400, 500, 0, 100, 100)]

@@ -19,18 +19,17 @@ from perf_offcpu.abi.counters import EVENT_ID
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.collect.bpf.header import read_header
 from perf_offcpu.collect.bpf.last_tasks import LastTasks, parse_tasks
-from perf_offcpu.collect.bpf.maps import _NO_STACKS, Drained, _side_by_side
+from perf_offcpu.collect.bpf.maps import Drained, UserStacks, _side_by_side
 from perf_offcpu.collect.control import Requests
 from perf_offcpu.collect.counters import Counter, Span, counters_event
 from perf_offcpu.collect.events.evsels import SAMPLE_TYPE, Support
 from perf_offcpu.collect.existing.inventory import KnownTasks
-from perf_offcpu.collect.existing.kernel_maps import KnownKernel
+from perf_offcpu.collect.existing.kernel_maps import KernelMaps
 from perf_offcpu.collect.existing.maps import MappedBuildIds
 from perf_offcpu.collect.kernel_totals.user_stacks import Unread
-from perf_offcpu.collect.options import RecordOptions
+from perf_offcpu.collect.options import RecordOptions, Rotation
 from perf_offcpu.collect.output.file import Counts, OutputFile
 from perf_offcpu.collect.output.series import FileSeries
-from perf_offcpu.collect.rotation import Rotation
 from perf_offcpu.collect.system.background import Future
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.targets import Target
@@ -49,7 +48,7 @@ class Collector:
     def __init__(self, options: RecordOptions) -> None:
         self.options, self.events = options, [counters_event(Support())]
         self.counters_event = self.events[0]
-        self.known_tasks, self.known_kernel, self.unread = KnownTasks(), KnownKernel(), Unread()
+        self.known_tasks, self.known_kernel, self.unread = KnownTasks(), KernelMaps(), Unread()
         self.build_ids, self.span, self.samples, self.steps = MappedBuildIds(), Span(0, 0, 0), 0, list[str]()
         spent = SimpleNamespace(longest=None, full=None)
         self.pressure = SimpleNamespace(writing=contextlib.nullcontext, **vars(spent))
@@ -69,7 +68,7 @@ class Collector:
     def start_drain(self, *, end_of_file: bool = False) -> Future[Drained]:
         sums = _side_by_side(*(np.empty(0, HEADER.structs[name]) for name in ("sum_key", "sum")))
         future = Future[Drained]()
-        future.set_result(Drained(sums, _NO_STACKS, np.empty(0, HEADER.structs["budget"])))
+        future.set_result(Drained(sums, UserStacks(), np.empty(0, HEADER.structs["budget"])))
         return future
 
     def drain(self, sink: OutputFile | None = None) -> Any:

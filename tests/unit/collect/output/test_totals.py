@@ -30,13 +30,12 @@ from perf_offcpu.resources import bpf_dir
 SUMS, BUDGETS = losses.SUMS_UNWRITTEN, losses.BUDGETS_UNWRITTEN
 HEADER = read_header(bpf_dir() / "off_cpu.h")
 EVENT = EventSpec(Attr(sample_type=SAMPLE_TYPE | SampleType.RAW), "offcpu-time", (77, 78))
-NO_STACKS = UserStacks(np.zeros(0, np.uint64), np.zeros(1, np.int64), np.zeros(0, np.uint64))
 
 
 def drained(sums: int = 0, budgets: int = 0) -> Drained:
     rows = _side_by_side(*(np.zeros(sums, HEADER.structs[name]) for name in ("sum_key", "sum")))
     rows["total_ns"] = np.arange(sums) + 1
-    return Drained(rows, NO_STACKS, np.zeros(budgets, HEADER.structs["budget"]))
+    return Drained(rows, UserStacks(), np.zeros(budgets, HEADER.structs["budget"]))
 
 
 class Kernel:
@@ -204,12 +203,12 @@ def test_end_of_file_waits_for_objects_that_wait_for_a_scan(monkeypatch: pytest.
 
     # So long that nothing is scanned again before the test ends.
     monkeypatch.setattr(object_table, "STEADY_SCAN_SHARE", 1e-12)
-    objects = ObjectTable(collector)
+    objects = ObjectTable(collector, go_on.set)
     monkeypatch.setattr(objects._describer, "describe", describe)
     monkeypatch.setattr(objects, "_write", write)
     objects.follow([])
     new.append(pipe(2))
-    objects.finish([], go_on.set)
+    objects.finish([])
     assert named == [1, 2]
 
 

@@ -11,45 +11,45 @@ import pytest
 from perf_offcpu.abi.records import CpuMode, Misc, RecordType
 from perf_offcpu.binary.fields import Buffer
 from perf_offcpu.collect.existing import maps
-from perf_offcpu.collect.existing.kernel_maps import KnownKernel
+from perf_offcpu.collect.existing.kernel_maps import KernelMaps
 from perf_offcpu.collect.existing.maps import MappedBuildIds
 from perf_offcpu.collect.existing.records import mmap2, synthesized
-from perf_offcpu.collect.rings.pressure import DrainPriority, Pressure, RunDelay, TimeSpent, remedy
+from perf_offcpu.collect.rings.pressure import DrainPriority, Pressure, TimeSpent, remedy, run_delay
 from perf_offcpu.collect.rings.rings import default_ring_bytes, parse_ring_size, wakeup_bytes
 from perf_offcpu.collect.rings.side_band import SideBand
 from perf_offcpu.losses import Losses
 
 
-class Clock:
-    now = 0.0
+@pytest.fixture
+def clocks(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Seconds: elapsed, on a CPU, and runnable without a CPU."""
+    clocks = SimpleNamespace(wall=0.0, cpu=0.0, runnable=0.0)
+    times = SimpleNamespace(monotonic=lambda: clocks.wall, thread_time=lambda: clocks.cpu)
+    monkeypatch.setattr("perf_offcpu.collect.rings.pressure.time", times)
+    return clocks
 
-    def __call__(self) -> float:
-        return self.now
 
-
-def test_the_time_before_a_full_ring_is_counted_with_the_writes_in_it() -> None:
-    wall, cpu = Clock(), Clock()
-    pressure = Pressure(wall, cpu)
-    wall.now = cpu.now = 50.0
+def test_the_time_before_a_full_ring_is_counted_with_the_writes_in_it(clocks: SimpleNamespace) -> None:
+    pressure = Pressure()
+    clocks.wall = clocks.cpu = 50.0
     pressure.begin()
     for number, fill in enumerate([0.2, 1.0, 0.95, 0.1]):
-        wall.now += 1.0
-        cpu.now += 0.125
+        clocks.wall += 1.0
+        clocks.cpu += 0.125
         with pressure.draining(lambda fill=fill: fill), pressure.writing():  # type: ignore[misc]
-            wall.now += 10.0 * number
-            cpu.now += number
+            clocks.wall += 10.0 * number
+            clocks.cpu += number
     # Ring 1 filled while 0 was written and a second of waiting, ring 2 while 1 was.
     assert pressure.full == TimeSpent(elapsed_s=1 + 11, file_s=9, cpu_s=0.125 + 1.125)
     assert pressure.longest == TimeSpent(elapsed_s=21, file_s=18, cpu_s=2.125)
 
 
-def test_sleep_until_a_ring_wakes_does_not_count_but_the_way_to_a_cpu_does() -> None:
-    wall, cpu, runnable = Clock(), Clock(), Clock()
-    pressure = Pressure(wall, cpu, runnable)
+def test_sleep_until_a_ring_wakes_does_not_count_but_the_way_to_a_cpu_does(clocks: SimpleNamespace) -> None:
+    pressure = Pressure(lambda: clocks.runnable)
     with pressure.sleeping():
-        wall.now += 7.0
-        runnable.now += 2.0
-    wall.now += 1.0
+        clocks.wall += 7.0
+        clocks.runnable += 2.0
+    clocks.wall += 1.0
     with pressure.draining(lambda: 1.0):
         pass
     assert pressure.longest == pressure.full == TimeSpent(elapsed_s=3.0, runnable_s=2.0)
@@ -61,27 +61,25 @@ def test_a_thread_without_a_cpu_is_seen() -> None:
     cpus, begin = os.sched_getaffinity(0), time.monotonic()
     end = begin + 0.5
     os.sched_setaffinity(0, [min(cpus)])
-    delay = RunDelay()
     try:
-        before, other = delay(), os.fork()
-        if not other:
+        with run_delay() as delay:
+            before, other = delay(), os.fork()
+            if not other:
+                while time.monotonic() < end:
+                    pass
+                os._exit(0)
             while time.monotonic() < end:
                 pass
-            os._exit(0)
-        while time.monotonic() < end:
-            pass
-        os.waitpid(other, 0)
-        assert 0.1 < delay() - before <= time.monotonic() - begin
+            os.waitpid(other, 0)
+            assert 0.1 < delay() - before <= time.monotonic() - begin
     finally:
         os.sched_setaffinity(0, cpus)
-        delay.close()
 
 
-def test_a_failed_write_counts_too() -> None:
-    wall = Clock()
-    pressure = Pressure(wall, Clock())
+def test_a_failed_write_counts_too(clocks: SimpleNamespace) -> None:
+    pressure = Pressure()
     with pytest.raises(OSError), pressure.draining(lambda: 0.0), pressure.writing():
-        wall.now += 3.0
+        clocks.wall += 3.0
         raise OSError
     with pressure.draining(lambda: 1.0):
         pass
@@ -150,7 +148,7 @@ def mapped(name: bytes, prot: int) -> bytes:
     (b"[stack]", READ | WRITE, False), (b"[vvar]", READ, False), (b"[vdso]", READ | EXECUTE, True),
 ])  # fmt: skip
 def test_maps_of_own_data_are_left_out(name: bytes, prot: int, stays: bool) -> None:
-    side_band, kept = SideBand(MappedBuildIds(), KnownKernel(), Losses()), list[Buffer]()
+    side_band, kept = SideBand(MappedBuildIds(), KernelMaps(), Losses()), list[Buffer]()
     side_band.sink = SimpleNamespace(append=lambda *pieces: kept.extend(pieces))
     record = mapped(name, prot)
     side_band.append(COMM + record, record + COMM)
@@ -167,7 +165,7 @@ def test_the_build_id_is_read_by_the_mapping_of_code() -> None:
     values: dict[str, object] = {**place, "maj": 0, "min": 0, "ino": own.inode, "ino_generation": 0}
     values |= {"prot": READ | EXECUTE, "filename": b"/nowhere/file"}
     data = mmap2(CpuMode.USER, values | {"len": 1 << 40, "prot": READ}, misc=Misc.MMAP_DATA)
-    side_band, kept = SideBand(MappedBuildIds(), KnownKernel(), Losses()), list[Buffer]()
+    side_band, kept = SideBand(MappedBuildIds(), KernelMaps(), Losses()), list[Buffer]()
     side_band.sink = SimpleNamespace(append=lambda *pieces: kept.extend(pieces))
     side_band.append(mmap2(CpuMode.USER, values) + data)
     build_id = maps.build_id_at(own.name)
@@ -184,13 +182,12 @@ def test_no_more_than_some_files_are_remembered(monkeypatch: pytest.MonkeyPatch)
 
 
 class Machine:
-    """Clocks, and a kernel that sets policies or refuses them."""
+    """A kernel that sets policies or refuses them."""
 
-    def __init__(self) -> None:
-        self.wall_s = self.cpu_s = 0.0
+    def __init__(self, clocks: SimpleNamespace) -> None:
+        self.clocks, self.priority = clocks, DrainPriority()
         self.policies: list[int] = []
         self.refuses = False
-        self.priority = DrainPriority(True, lambda: self.wall_s, lambda: self.cpu_s, self.set_policy)
 
     def set_policy(self, pid: int, policy: int, parameter: os.sched_param) -> None:
         assert pid == 0 and policy & os.SCHED_RESET_ON_FORK
@@ -200,14 +197,20 @@ class Machine:
             raise PermissionError
 
     def run(self, wall_s: float, cpu_s: float) -> None:
-        self.wall_s += wall_s
-        self.cpu_s += cpu_s
+        self.clocks.wall += wall_s
+        self.clocks.cpu += cpu_s
         self.priority.adapt()
 
 
+@pytest.fixture
+def machine(clocks: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    machine = Machine(clocks)
+    monkeypatch.setattr(os, "sched_setscheduler", machine.set_policy)
+    return machine
+
+
 @pytest.mark.parametrize("share", [0.0, 0.2, 0.4, 1.0])
-def test_a_thread_that_uses_much_time_is_an_ordinary_one_for_a_while(share: float) -> None:
-    machine = Machine()
+def test_a_thread_that_uses_much_time_is_an_ordinary_one_for_a_while(share: float, machine: Machine) -> None:
     with machine.priority.raised():
         assert machine.policies == [os.SCHED_FIFO]
         for _ in range(8):
@@ -218,8 +221,7 @@ def test_a_thread_that_uses_much_time_is_an_ordinary_one_for_a_while(share: floa
     assert machine.policies[-1] == os.SCHED_OTHER
 
 
-def test_a_refusal_is_final_and_no_error() -> None:
-    machine = Machine()
+def test_a_refusal_is_final_and_no_error(machine: Machine) -> None:
     machine.refuses = True
     with machine.priority.raised():
         machine.run(5.0, 5.0)
@@ -227,10 +229,11 @@ def test_a_refusal_is_final_and_no_error() -> None:
     assert machine.policies == [os.SCHED_FIFO]
 
 
-def test_a_priority_that_is_not_wanted_is_left_alone() -> None:
+def test_a_priority_that_is_not_wanted_is_left_alone(clocks: SimpleNamespace) -> None:
     before = os.sched_getscheduler(0)
-    priority = DrainPriority(False, wall=iter(range(100)).__next__)
+    priority = DrainPriority(False)
     with priority.raised():
+        clocks.wall += 1.0
         priority.adapt()
         assert os.sched_getscheduler(0) == before
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from builders.btf import BtfBuilder
 
-from perf_offcpu.collect.system.btf import VMLINUX_BTF, Btf, Member, Tracepoint
-from perf_offcpu.collect.system.btf_walk import Kind, walk
+from perf_offcpu.collect.system.btf import VMLINUX_BTF, Btf, Kind, Member, Tracepoint, walk
 from perf_offcpu.errors import CapabilityError, FormatError, PerfOffcpuError
 
 
