@@ -49,8 +49,8 @@ def page(browser: Browser) -> str:
     return str(browser.run("return document.body.innerText"))
 
 
-def wait_for(browser: Browser, text: str, seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
+def wait_for(browser: Browser, text: str) -> None:
+    end = time.monotonic() + 60
     while text not in page(browser):
         assert time.monotonic() < end, f"'{text}' did not appear in: {page(browser)[:500]}"
         time.sleep(0.05)

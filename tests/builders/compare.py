@@ -11,10 +11,10 @@ import numpy as np
 from perf_offcpu.model.recording import Recording, SampleFlag
 
 
-def sample_rows(recording: Recording, without: Iterable[str] = ()) -> list[tuple[Any, ...]]:
-    """Samples as tuples, in order: all columns but `without`, then comm, callchain and maps, spelt out."""
+def sample_rows(recording: Recording) -> list[tuple[Any, ...]]:
+    """Return samples as tuples, in order: all columns, then comm, callchain and maps, spelt out."""
     samples, strings = recording.samples, recording.strings
-    skipped = {"comm", "space", "callchain", "waker_callchain", "snapshot", *without}
+    skipped = {"comm", "space", "callchain", "waker_callchain", "snapshot"}
     columns: list[Iterable[Any]] = [getattr(samples, name).tolist() for name in samples.columns if name not in skipped]
     columns.append(strings[row] for row in samples.comm.tolist())
     chains = [tuple(recording.callchains.row(row).tolist()) for row in range(len(recording.callchains))]

@@ -39,8 +39,8 @@ Stack = Sequence[Any]
 """Frames, each a string or a `Code`; of a list of both mypy makes list[object]."""
 
 
-def kernel(symbol: str, dso: str = "[kernel.kallsyms]") -> Code:
-    return Code(symbol, dso, kernel=True)
+def kernel(symbol: str) -> Code:
+    return Code(symbol, "[kernel.kallsyms]", kernel=True)
 
 
 def stack(text: str) -> Stack:

@@ -116,13 +116,6 @@ def test_a_name_of_any_form_is_read_in_linear_time(part: str) -> None:
     assert seconds(lambda: [read_jit_name(name) for name in names]) < 1
 
 
-def test_names_of_node_still_tell_file_and_line() -> None:
-    assert read_jit_name("JS:*handle /srv/app.js:12:9")[1:] == ("/srv/app.js", 12)
-    assert read_jit_name("Eval: file:///srv/a.mjs:7:1")[1:] == ("/srv/a.mjs", 7)
-    for name in ("JS:*handle", "x /srv/app.js:12:9", "JS:x app.js:1", "JS:x /srv/app.js:x"):
-        assert read_jit_name(name) == (name, "", 0)
-
-
 def test_a_string_table_of_nuls_takes_little_memory() -> None:
     """Each NUL was a number of eight bytes, several times: 5.2 GB for a sparse file of 200 MB."""
     text = np.zeros(100 << 20, np.uint8)

@@ -104,9 +104,9 @@ def _recording(maps: bytes) -> Recording:
     return Recording(strings=strings, spaces=Spaces.filled(1), maps=table, dsos=dsos, meta=meta)
 
 
-def random_stops(command: list[str], number: int, seed: int = 6) -> Iterator[Stop]:
+def random_stops(command: list[str], number: int) -> Iterator[Stop]:
     """Yield threads of a command at random moments; it is started again, not for ever, if it ends or gdb shows none."""
-    moments, seen = random.Random(seed), 0
+    moments, seen = random.Random(6), 0
     for _ in range(number):
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
             try:

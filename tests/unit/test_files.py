@@ -219,12 +219,12 @@ def test_a_removed_directory_is_empty(tmp_path: Path) -> None:
 BUILD_ID = bytes(range(20))
 
 
-def image(order: str, bits: int, notes: bytes, align: int = 4, count: int = 1) -> bytes:
+def image(order: str, bits: int, notes: bytes, align: int = 4) -> bytes:
     """An ELF file that is a header, one segment of notes, and nothing else; written without our tables."""
     data, word = (1, 2)[order == ">"], "I" if bits == 32 else "Q"
     ident = b"\x7fELF" + bytes([1 if bits == 32 else 2, data, 1]) + bytes(9)
     head_size, entry_size = (52, 32) if bits == 32 else (64, 56)
-    head = struct.pack(f"{order}HHI3{word}I6H", 3, 8, 1, 0, head_size, 0, 0, head_size, entry_size, count, 0, 0, 0)
+    head = struct.pack(f"{order}HHI3{word}I6H", 3, 8, 1, 0, head_size, 0, 0, head_size, entry_size, 1, 0, 0, 0)
     at = head_size + entry_size
     if bits == 32:
         entry = struct.pack(f"{order}8I", 4, at, 0, 0, len(notes), 0, 4, align)

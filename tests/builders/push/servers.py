@@ -163,7 +163,7 @@ def read_request(connection: socket.socket) -> bytes:
         return file.read(int(http.client.parse_headers(file)["Content-Length"]))
 
 
-def make_certificates(directory: Path, name: str = "localhost") -> None:
+def make_certificates(directory: Path) -> None:
     """Make an authority (ca.pem) and a certificate that it signed (server.pem, server.key) with openssl."""
 
     def openssl(*words: str) -> None:
@@ -173,9 +173,9 @@ def make_certificates(directory: Path, name: str = "localhost") -> None:
     # Python 3.13 asks for the uses of keys and for their identifiers (VERIFY_X509_STRICT).
     uses = ("-addext", "keyUsage=critical,keyCertSign,cRLSign", "-subj", "/CN=Test CA", "-days", "2")
     openssl("req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", *uses)
-    openssl("req", *key, "-keyout", "server.key", "-out", "server.csr", "-subj", f"/CN={name}")
+    openssl("req", *key, "-keyout", "server.key", "-out", "server.csr", "-subj", "/CN=localhost")
     identifiers = "subjectKeyIdentifier=hash\nauthorityKeyIdentifier=keyid\n"
-    (directory / "names").write_text(f"subjectAltName=DNS:{name}\n{identifiers}")
+    (directory / "names").write_text(f"subjectAltName=DNS:localhost\n{identifiers}")
     signed = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "names")
     openssl("x509", "-req", "-in", "server.csr", *signed, "-out", "server.pem")
 

@@ -13,9 +13,9 @@ from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 
 
-def recent(profile: Profile, age_s: float = 60) -> Profile:
-    """Return the profile as if its recording had begun some seconds ago."""
-    wall = time.time_ns() - int(age_s * 1e9)
+def recent(profile: Profile) -> Profile:
+    """Return the profile as if its recording had begun a minute ago."""
+    wall = time.time_ns() - 60 * 10**9
     meta = replace(profile.meta, wall_clock_ns=wall, wall_clock_at_ns=0, first_ns=0, last_ns=5 * 10**9)
     return replace(profile, meta=meta)
 

@@ -18,13 +18,11 @@ def living() -> ProfileBuilder:
     return ProfileBuilder(tasks=[(10, 10, 0, -1), (11, 10, 100, 500), (12, 10, 600, -1), (20, 20, 0, -1)])
 
 
-def held(
-    holder: int, flags: SampleFlag = NONE, *, begin: int = 300, end: int = 400, tid: int = 10, shared: bool = False
-) -> int:
+def held(holder: int, flags: SampleFlag = NONE, *, begin: int = 300, end: int = 400, shared: bool = False) -> int:
     builder = living()
     lock = builder.thing("m in a", shared=shared)
     builder.sample(
-        "a", ["main"], end - begin, pid=10, tid=tid, object=lock, holder_tid=holder, switch_out_ns=begin,
+        "a", ["main"], end - begin, pid=10, tid=10, object=lock, holder_tid=holder, switch_out_ns=begin,
         time_ns=end, flags=flags,
     )  # fmt: skip
     return int(holders_of(builder.build()).held[0])

@@ -187,9 +187,9 @@ def profile_of(waits: Waits) -> Profile:
     return builder.build()
 
 
-def graph(waits: Waits, *, per_thread: bool = False, min_share: float = 0) -> Any:
+def graph(waits: Waits, *, min_share: float = 0) -> Any:
     profile = profile_of(waits)
-    return graph_of(cascade_of(profile, timeline_of(profile)), "title", per_thread, min_share)
+    return graph_of(cascade_of(profile, timeline_of(profile)), "title", False, min_share)
 
 
 def graph_text(profile: Profile, **options: Any) -> str:

@@ -298,9 +298,9 @@ def test_the_collectors_own_account(tmp_path: Path) -> None:
     assert recording.losses == {losses.WAITS_LOST: 6, new: 4, losses.BAD_SAMPLE: 1}
 
 
-def mapping(pid: int, addr: int, path: str, time: int = 0) -> bytes:
+def mapping(pid: int, addr: int, path: str) -> bytes:
     return side(
-        CLOCK, RecordType.MMAP2, 2, time=time, pid=pid, tid=pid, addr=addr, len=0x1000, pgoff=0, maj=8, min=1,
+        CLOCK, RecordType.MMAP2, 2, time=0, pid=pid, tid=pid, addr=addr, len=0x1000, pgoff=0, maj=8, min=1,
         ino=5, ino_generation=0, prot=5, flags=2, filename=path.encode(),
     )  # fmt: skip
 

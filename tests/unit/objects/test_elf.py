@@ -351,12 +351,6 @@ def test_a_program_without_pyelftools_names_from_the_cache(tmp_path: Path) -> No
     assert runs == ["f True\n", "f False\n"]
 
 
-def test_more_headers_than_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(headers, "MAX_HEADERS", 3)
-    with pytest.raises(FormatError, match="entries, more than 3"):
-        ElfImage(Source("made", content()))
-
-
 @pytest.mark.parametrize("error", [AssertionError("x"), KeyError("x"), RecursionError("x"), MemoryError()])
 def test_errors_of_pyelftools_are_ours(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: object) -> int:

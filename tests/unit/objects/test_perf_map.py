@@ -121,6 +121,8 @@ def test_a_map_is_known_in_later_parts_of_a_file_that_grows(tmp_path: Path) -> N
     ("JS:~ file:///srv/a.mjs:1:1", JitName("JS:~ file:///srv/a.mjs:1:1", "/srv/a.mjs", 1)),
     ("LazyCompile:~f node:internal/x:4:2", JitName("LazyCompile:~f node:internal/x:4:2")),
     ("Lcom/acme/Main;::run", JitName("Lcom/acme/Main;::run")), ("Interpreter", JitName("Interpreter")),
+    ("Eval: file:///srv/a.mjs:7:1", JitName("Eval: file:///srv/a.mjs:7:1", "/srv/a.mjs", 7)),
+    *((name, JitName(name)) for name in ("JS:*h", "x /srv/app.js:12:9", "JS:x app.js:1", "JS:x /srv/app.js:x")),
 ])  # fmt: skip
 def test_names_of_languages(raw: str, shown: JitName) -> None:
     assert read_jit_name(raw) == shown

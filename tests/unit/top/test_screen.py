@@ -26,14 +26,14 @@ from perf_offcpu.top.thread_page import sparkline
 Driver = Pilot[None]
 
 
-def app_of(*intervals: Interval, key: str = "comm") -> TopApp:
+def app_of(*intervals: Interval) -> TopApp:
     source = Source(intervals, lambda: None, lambda: COST, lambda: 0, lambda done: done(["perf.data.1"]))
-    return TopApp(source, KEYS, key, "hide")
+    return TopApp(source, KEYS, "comm", "hide")
 
 
-def drive(app: TopApp, steps: Callable[[Driver], Awaitable[None]], size: tuple[int, int] = (80, 24)) -> None:
+def drive(app: TopApp, steps: Callable[[Driver], Awaitable[None]]) -> None:
     async def run() -> None:
-        async with app.run_test(size=size) as pilot:
+        async with app.run_test(size=(80, 24)) as pilot:
             while app._interval is None:
                 await pilot.pause(0.01)
             await pilot.pause()

@@ -85,10 +85,10 @@ def _lives(tid: int, line: str) -> Iterator[tuple[int, int, int, int]]:
             yield tid, 1, begin, end
 
 
-def found(timelines: dict[int, str], last: int = 100) -> tuple[list[tuple[int, int, int]], Losses]:
+def found(timelines: dict[int, str]) -> tuple[list[tuple[int, int, int]], Losses]:
     """([(tid, place of the out, place of the end)], what was counted)."""
     switches, tasks = drawn(timelines)
-    waits, counters = told(switches, at(last), tasks)
+    waits, counters = told(switches, at(100), tasks)
     return sorted((tid, (begin - BEGIN) // US, (end - BEGIN) // US) for tid, begin, end in waits), counters
 
 

@@ -158,12 +158,10 @@ DISK: list[str | Code] = ["main", "serve", "save", "fdatasync", kernel("io_sched
 POLL: list[str | Code] = ["main", "loop", "epoll_wait", kernel("ep_poll")]
 
 
-def service(
-    rng: np.random.Generator, lock_ns: float = 4e6, idle: int = 3, source: str = "x.data", **losses: int
-) -> Profile:
+def service(rng: np.random.Generator, lock_ns: float = 4e6, idle: int = 3, **losses: int) -> Profile:
     """Return 10 s of four workers that wait for a lock and for a disk, and of idle threads."""
     counts = {LossCause(Stage.FILE, name, name): count for name, count in losses.items()}
-    meta = {"begin_ns": 1, "end_ns": LENGTH_NS + 1, "first_ns": 1, "last_ns": LENGTH_NS, "source": source}
+    meta = {"begin_ns": 1, "end_ns": LENGTH_NS + 1, "first_ns": 1, "last_ns": LENGTH_NS, "source": "x.data"}
     builder = ProfileBuilder(meta=meta, losses=counts)
     kinds = [
         ("worker", LOCK, load(rng, threads=4, wait_ns=lock_ns, pause_ns=4e7)),
