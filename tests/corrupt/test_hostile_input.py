@@ -8,13 +8,12 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import time
 import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
-from builders.mutations import content, mutated, survive
+from builders.mutations import content, mutated, survive, timed
 from builders.recording import sample, write
 from builders.zoo import as_file, recordings
 
@@ -35,12 +34,6 @@ from perf_offcpu.symbolize.kernel.kallsyms import load_kallsyms
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def seconds(work: object) -> float:
-    begin = time.process_time()
-    work()  # type: ignore[operator]
-    return time.process_time() - begin
-
-
 def lines_of_a_map(*rows: tuple[int, int]) -> bytes:
     return b"".join(b"%x %x f%d\n" % (start, size, row) for row, (start, size) in enumerate(rows))
 
@@ -48,7 +41,7 @@ def lines_of_a_map(*rows: tuple[int, int]) -> bytes:
 def test_an_ascending_map_whose_last_line_takes_the_first_again() -> None:
     """15 s for 200 000 lines once."""
     text = lines_of_a_map(*((0x1000 + 16 * row, 16) for row in range(200_000)), (0x1000, 16))
-    assert seconds(lambda: parse_perf_map(text)) < 8
+    assert timed(lambda: parse_perf_map(text)) < 8
 
 
 def test_a_map_takes_few_bytes_of_memory_for_a_line() -> None:
@@ -83,8 +76,8 @@ def test_time_for_a_map_grows_with_its_lines_alone(order: str) -> None:
         return lines_of_a_map(*rows, (0x1000, 16 * count + 64))
 
     few, many = text(5_000), text(80_000)
-    once = seconds(lambda: parse_perf_map(few))
-    assert seconds(lambda: parse_perf_map(many)) < 16 * 4 * max(once, 0.02)
+    once = timed(lambda: parse_perf_map(few))
+    assert timed(lambda: parse_perf_map(many)) < 16 * 4 * max(once, 0.02)
 
 
 def replaced_one_by_one(rows: list[tuple[int, int]]) -> list[int]:
@@ -113,7 +106,7 @@ def test_which_lines_of_a_map_are_replaced(seed: int) -> None:
 def test_a_name_of_any_form_is_read_in_linear_time(part: str) -> None:
     """8 names of 32 KB took more than two minutes once."""
     names = [part * (32_768 // len(part)) + end for end in ("", ":1", "x", ":1:1", " /x:1")]
-    assert seconds(lambda: [read_jit_name(name) for name in names]) < 1
+    assert timed(lambda: [read_jit_name(name) for name in names]) < 1
 
 
 def test_a_string_table_of_nuls_takes_little_memory() -> None:
@@ -144,7 +137,7 @@ def test_the_checksum_of_a_hole_is_not_computed(tmp_path: Path) -> None:
         file.write(Path("/bin/true").read_bytes())
         file.truncate(40 << 30)
     with open_elf(str(path)) as image:
-        assert seconds(lambda: file_crc(image)) < 1 and file_crc(image) is None
+        assert timed(lambda: file_crc(image)) < 1 and file_crc(image) is None
     with open_elf("/bin/true") as image:
         assert file_crc(image) is not None
 
@@ -168,7 +161,7 @@ def test_fifos_and_devices_for_a_part_of_a_recording_or_kallsyms_do_not_hold_the
 def test_time_for_a_recording_grows_with_its_events_alone(tmp_path: Path) -> None:
     """8000 events took 15 s once, four times as long as 4000."""
     few, many = (recording_of_events(tmp_path / str(count), count) for count in (1000, 4000))
-    assert seconds(lambda: load_recording(many)) < 9 * seconds(lambda: load_recording(few))
+    assert timed(lambda: load_recording(many)) < 9 * timed(lambda: load_recording(few))
 
 
 def recording_of_events(directory: Path, count: int) -> Path:

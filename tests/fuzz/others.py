@@ -24,7 +24,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).res
 
 import runner  # noqa: E402
 import symbols  # noqa: E402
-from builders.mutations import EVIL, mutated  # noqa: E402
+from builders.mutations import EVIL, mutated, timed  # noqa: E402
 
 from perf_offcpu.archive.unpack import _BASE_SIZE, MAX_RATIO  # noqa: E402
 from perf_offcpu.commands.archive import unpack  # noqa: E402
@@ -159,7 +159,7 @@ def check(number: int, *, kind: str) -> tuple[str, float]:
         with contextlib.suppress(PerfOffcpuError):  # a sentence for people is what bad input is to get
             read(data)
 
-    return kind, runner.timed(reading)
+    return kind, timed(reading)
 
 
 def main() -> int:

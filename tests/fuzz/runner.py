@@ -54,12 +54,6 @@ def run(args: argparse.Namespace, check: Check, data_of: Callable[[int], bytes])
     return failures.total()
 
 
-def timed(work: Callable[[], object]) -> float:
-    begin = time.process_time()
-    work()
-    return time.process_time() - begin
-
-
 def _bound(memory: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     signal.signal(signal.SIGVTALRM, _interrupt)

@@ -20,7 +20,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).res
 
 import mutate  # noqa: E402
 import runner  # noqa: E402
-from builders.mutations import mutated  # noqa: E402
+from builders.mutations import mutated, timed  # noqa: E402
 
 from perf_offcpu.cli import main as perf_offcpu  # noqa: E402
 from perf_offcpu.convert.registry import FORMATS  # noqa: E402
@@ -78,7 +78,7 @@ def check(number: int) -> tuple[str, float]:
         name, commands = prepare(number, place)
         names = {"place": place, "file": place / "file", "tables": place / "dataset"}
         shown = (functools.partial(show, line.format(demo=DATA / "demo.data", **names)) for line in commands)
-        return name, max(map(runner.timed, shown))
+        return name, max(map(timed, shown))
 
 
 def show(command: str) -> None:

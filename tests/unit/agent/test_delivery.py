@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from builders.program import PATIENCE
 
 from perf_offcpu.agent import sinks
 from perf_offcpu.agent.cost.budget import Bucket
@@ -65,7 +66,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
 
 
 def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 60 * PATIENCE
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)

@@ -223,7 +223,7 @@ def test_threads_that_share_a_lock_stay_one_knot() -> None:
     assert [set(knot.members) for knot in knots] == [{"t4", "t5", "t6"}] and found.graph["dropped"] == 0
 
 
-def test_threads_of_one_comm_are_one_or_each_by_itself() -> None:
+def test_threads_by_themselves_have_their_ids() -> None:
     profile = wait(ProfileBuilder(), 5, 0, 10, waker=6).build()
     profile.samples.comm[:] = profile.strings.intern("pool")
     cascade = cascade_of(profile, timeline_of(profile))

@@ -16,7 +16,6 @@ from builders.elf import DYN, EXEC, REL, ElfBuilder, Load, Sec, Sym
 from perf_offcpu import losses
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.sample import CallchainContext
-from perf_offcpu.build_ids import kernel_build_id
 from perf_offcpu.errors import FormatError, UsageError
 from perf_offcpu.model.columns import Strings
 from perf_offcpu.model.profile import Profile
@@ -149,14 +148,6 @@ def test_the_running_kernels_functions_are_found_at_their_addresses() -> None:
     assert (kallsyms.damaged, kallsyms.hidden) == (0, not names_of)
     for row, start in enumerate(kallsyms.symbols.start.tolist()):
         assert kallsyms.symbols.name(row) in names_of[start]
-
-
-@pytest.mark.kernel
-def test_the_running_kernels_build_id_is_the_one_in_its_notes() -> None:
-    build_id = kernel_build_id()
-    assert 8 <= len(build_id) <= 20
-    assert b"GNU\0" + build_id in Path("/sys/kernel/notes").read_bytes()
-    assert kernel_build_id("/nonexistent") == b""
 
 
 LINKED = 0xFFFFFFFF81000000
