@@ -21,6 +21,7 @@ _ROOM = (0, 0, 20, 19, 12, 24)  # widths of columns; while a table is too wide, 
 _COMMS = 2
 _SHARE = "\N{NO-BREAK SPACE}%"
 _TITLES = ("Share", "Time", "Waits for", "In", "Threads", "Because of")
+_PACKAGE = re.compile(r"(?:[a-z]\w*\.){2,}(?=[A-Z])")  # of a function of Java
 _ELSEWHERE, _MOST_ROWS = 3, 12
 _COMMAND = 40
 
@@ -152,7 +153,8 @@ def _thing(cause: Cause) -> str:
 
 def _place(place: Place, words: str, meaning: str) -> tuple[str, str, str, str]:
     name = place.object or (place.mostly and f"mostly {place.mostly}")
-    return _with_object(words, name, meaning), place.function, _threads(place.threads), _reason(place)
+    function = _PACKAGE.sub("", place.function)
+    return _with_object(words, name, meaning), function, _threads(place.threads), _reason(place)
 
 
 def _reason(row: Cause | Place) -> str:

@@ -146,6 +146,12 @@ def test_several_functions_of_one_cause() -> None:
     assert "100 % 100.000 ms lock 10 functions t0, t1, +8" in shown(many)
 
 
+def test_functions_of_java_are_shown_without_packages() -> None:
+    for name, text in (("com.acme.shop.Till.pay", "Till.pay"), ("main.Serve", "main.Serve"), ("a.b.c", "a.b.c")):
+        builder = ProfileBuilder().sample("w", [name, *FUTEX], 50 * MS, state=1)
+        assert shown(builder)[3] == f"100 % 50.000 ms lock {text} w"
+
+
 def test_preempted_threads_wait_for_a_cpu() -> None:
     builder = ProfileBuilder()
     for at, function in enumerate(("f", "g", "h")):
