@@ -139,9 +139,12 @@ def _short(meaning: str) -> str:
 
 
 def _with_object(words: str, name: str, meaning: str) -> str:
-    """Return `words: name`; only `words` for a condition variable if a rule of a program tells the `meaning`."""
+    """Return `words: name`; only `words` for a condition variable if a rule of a program tells the `meaning`, and only
+    `name` if it says what `words` does."""
     if meaning and "condition " in name[: len("mostly condition ")]:
         return words
+    if words == "network" and name.startswith(("tcp ", "udp ")):
+        return name  # its port is in sight where the column is cut
     return f"{words}: {name}" if name and words else name or words
 
 
