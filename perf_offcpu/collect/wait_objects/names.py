@@ -19,6 +19,7 @@ _INODE: Final = re.compile(rb"^ino:\t(\d+)$", re.MULTILINE)
 _FLAGS: Final = re.compile(rb"^flags:\t([0-7]+)$", re.MULTILINE)
 _PID: Final = re.compile(rb"^Pid:\t(\d+)$", re.MULTILINE)
 _MOST_NAME: Final = 4096
+_ARENA: Final = 64 << 20  # at whose multiples glibc maps memory for malloc(), also right after a library
 PIDFD: Final = b"[pidfd]"
 """The kernel's name of a descriptor for a process (pidfd) before these had a file system of their own (6.9)."""
 RING: Final = b"[io_uring]"
@@ -105,7 +106,7 @@ def place_of(maps: bytes, address: int, sp: int) -> bytes:
     if mapping.name == b"[stack]" or mapping.start <= sp < mapping.end:
         return b"stack"
     if not mapping.name and before and before.end == mapping.start and before.inode:
-        return before.name[:_MOST_NAME]  # .bss goes on after .data
+        return b"heap" if mapping.start % _ARENA == 0 else before.name[:_MOST_NAME]  # .bss goes on after .data
     return b"heap"
 
 
