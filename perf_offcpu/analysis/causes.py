@@ -32,7 +32,8 @@ from perf_offcpu.structs import frozen
 from perf_offcpu.text import SYMBOL_SUFFIX, basename, frame_label, printable
 
 _NAME_LENGTH = 60
-_PARAMETERS = re.compile(r"(?<=[\w>])(?<!\{lambda)\(.*|(?<=\})::operator\(.*")
+_PERF_MAP = re.compile(r".*/perf-\d+\.map")
+_PARAMETERS = re.compile(r"(?<=[\w>])(?<!\{lambda)(?<!\boperator)\(.*|(?<=\boperator\(\))\(.*|(?<=\})::operator\(.*")
 _LAMBDA = re.compile(r"(?<![\w:])[\w:]+(?:<[^<>(){}]*>::\w+)?(?:\([^(){}]*\))?(?: const)?::\{lambda\([^{}]*\)#\d+\}")
 _JAVAS_RESULT = re.compile(r"^[\w.$\[\]]+ (?=[\w$+/-]+(\.[\w$+/<>-]+)+$)")  # `void` of `void Bank.transfer`
 
@@ -85,7 +86,7 @@ def program_functions(profile: Profile, leaf: I64) -> tuple[list[str], I64]:
 
 def _short(symbol: str, dso: str, call: str) -> str:
     if not symbol:
-        file = frame_label("", dso) if dso and not is_jit_memory(dso) else ""
+        file = frame_label("", dso) if dso and not is_jit_memory(dso) and not _PERF_MAP.fullmatch(dso) else ""
         return " of ".join(filter(None, (call, file)))
     if symbol.startswith("std::") and (lambdas := _LAMBDA.findall(symbol)):  # compiled into what calls it
         symbol = Counter(lambdas).most_common(1)[0][0]
