@@ -195,7 +195,8 @@ def _waits(args: argparse.Namespace) -> int:
 
 
 def _diff(args: argparse.Namespace) -> int:
-    from perf_offcpu.fleet import document, text
+    from perf_offcpu.fleet import document
+    from perf_offcpu.fleet.diff import text
     from perf_offcpu.fleet.diff.compare import compare
     from perf_offcpu.fleet.diff.outliers import outliers_of
     from perf_offcpu.fleet.queries import select

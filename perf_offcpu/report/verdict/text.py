@@ -24,6 +24,8 @@ _TITLES = ("Share", "Time", "Waits for", "In", "Threads", "Because of")
 _PACKAGE = re.compile(r"(?:[a-z]\w*\.){2,}(?=[A-Z])")  # of a function of Java
 _ELSEWHERE, _MOST_ROWS = 3, 12
 _COMMAND = 40
+FOR_CPU = {"runqueue": "a CPU", "throttled": "CPU time (quota)"}
+"""Label of a class of waits for CPU time → what is waited for, in words."""
 
 
 def lines_of(verdict: Verdict, meta: Meta) -> list[str]:
@@ -151,7 +153,7 @@ def _with_object(words: str, name: str, meaning: str) -> str:
 def _thing(cause: Cause) -> str:
     if cause.meaning:
         return _short(cause.meaning)
-    return {"runqueue": "a CPU", "throttled": "CPU time (quota)"}.get(cause.wait_class, cause.wait_class)
+    return FOR_CPU.get(cause.wait_class, cause.wait_class)
 
 
 def _place(place: Place, words: str, meaning: str) -> tuple[str, str, str, str]:
