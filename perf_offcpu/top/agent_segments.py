@@ -19,10 +19,9 @@ from perf_offcpu.model.profile import Profile
 from perf_offcpu.structs import Closing
 from perf_offcpu.symbolize.load import load_profile
 from perf_offcpu.symbolize.options import SymbolizeOptions
-from perf_offcpu.top.segments import write_new
+from perf_offcpu.top.segments import copy_new
 
 _LOOK_S: Final = 0.5
-_PIECE: Final = 1 << 20
 _DATA_SIZE_AT: Final = 48  # tools/perf/util/header.h, struct perf_file_header: data.size
 
 
@@ -74,10 +73,8 @@ class AgentSegments(Closing):
         self._last = name, fd
         if done := self._done:
             self._done = None
-            with os.fdopen(os.dup(fd), "rb") as file, contextlib.suppress(OSError):
-                file.seek(0)
-                write_new(f"perf.{name}", iter(lambda: file.read(_PIECE), b""))
-                done([f"perf.{name}"])
+            with contextlib.suppress(OSError):
+                done([copy_new(os.dup(fd), name)])
         try:
             yield load_profile([f"/proc/self/fd/{fd}"], self._symbols)
         except FormatError:  # the recorder was killed before it had written anything

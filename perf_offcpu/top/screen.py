@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Final
 
@@ -27,8 +28,7 @@ from perf_offcpu.structs import frozen
 from perf_offcpu.tables import read_table
 from perf_offcpu.text import printable
 from perf_offcpu.top import plain
-from perf_offcpu.top.flame import Graph
-from perf_offcpu.top.flame_view import FlameView
+from perf_offcpu.top.flame_view import FlameView, Graph
 from perf_offcpu.top.interval import Interval
 from perf_offcpu.top.segments import write_new
 from perf_offcpu.top.thread_page import History, page, sparkline, wait_lines
@@ -53,20 +53,19 @@ class Source:
     keep: Callable[[Callable[[list[str]], None]], None]  # writes the last files, and calls back with their paths
 
 
+@dataclass
 class Arrived(Message):
     """An interval is over."""
 
-    def __init__(self, interval: Interval, cost: Mapping[str, float]) -> None:
-        super().__init__()
-        self.interval, self.cost = interval, cost
+    interval: Interval
+    cost: Mapping[str, float]
 
 
+@dataclass
 class Ended(Message):
     """There are no further intervals; `problem`: why, None for the end of the recorder."""
 
-    def __init__(self, problem: Exception | None) -> None:
-        super().__init__()
-        self.problem = problem
+    problem: Exception | None
 
 
 class HelpScreen(ModalScreen[None]):
@@ -380,12 +379,9 @@ class TopApp(App[None]):
         self._order_of = dict(zip((column.title for column in numbers), _ORDERS, strict=True))
         name = names(name.title, [cut(label, max(_NAME, self.size.width // 3)) for label in name.cells])
         shown = fitting([name, *numbers], self.size.width - 2)
-        is_valid, place, column_place = (
-            table.is_valid_row_index(table.cursor_row),
-            table.cursor_row,
-            table.cursor_column,
-        )
-        before = table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value if is_valid else None
+        place, column_place, before = table.cursor_row, table.cursor_column, None
+        if table.is_valid_row_index(place):
+            before = table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value
         table.clear(columns=True)
         for column in shown:
             table.add_column(Text(column.title), width=column.width)

@@ -121,19 +121,6 @@ class Segments(Closing):
         called, by the thread that iterates, with the paths of the files."""
         self._done = done
 
-    def _write(self, names: list[str]) -> list[str]:
-        """Copy files that have ended; return the names of the copies."""
-        written = []
-        for name in filter(None, names):
-            with (
-                contextlib.suppress(OSError),
-                Directory.named(self._path) as place,
-                os.fdopen(place.open_regular(name), "rb") as file,
-            ):
-                write_new(f"perf.{name}", iter(lambda: file.read(_PIECE), b""))
-                written.append(f"perf.{name}")
-        return written
-
     def _recordings(self, directory: Directory) -> Iterator[Recording]:
         """Yield the recording of each interval, of the file that is being written and of those that have ended."""
         current, past = "", ""
@@ -158,7 +145,7 @@ class Segments(Closing):
                     file = None
                     if done := self._done:
                         self._done = None
-                        done(self._write([past, name]))
+                        done([*_copied(directory, past), *_copied(directory, name)])
                     if past:
                         directory.remove(past)
                     past = name
@@ -207,6 +194,22 @@ class Segments(Closing):
         with contextlib.suppress(BrokenPipeError):
             self._remover.stdin.write(text.encode())
             self._remover.stdin.flush()
+
+
+def _copied(directory: Directory, name: str) -> list[str]:
+    """Copy a file that has ended, "" for none; return the path of the copy, no path if it cannot be made."""
+    if name:
+        with contextlib.suppress(OSError):
+            return [copy_new(directory.open_regular(name), name)]
+    return []
+
+
+def copy_new(fd: int, name: str) -> str:
+    """Copy an open recording into the working directory, and close it; return the path, or raise OSError."""
+    with os.fdopen(fd, "rb") as file:
+        file.seek(0)
+        write_new(f"perf.{name}", iter(lambda: file.read(_PIECE), b""))
+    return f"perf.{name}"
 
 
 def write_new(path: str, pieces: Iterable[bytes]) -> None:
