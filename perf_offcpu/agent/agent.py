@@ -84,7 +84,7 @@ class Agent:
         signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         handlers = {number: signal.signal(number, self._note_signal) for number in signals}
         until = None if self._duration_s is None else time.monotonic() + self._duration_s
-        self._say(f"version {version()}{commit()}, Linux {os.uname().release}, {described(self.config)}")
+        self._say(f"version {version()}{commit()}, Linux {os.uname().release}, {self.config}")
         self._delivery.start()
         try:
             self._notifier.send("READY=1", "STATUS=starting the recorder")
@@ -236,8 +236,8 @@ class Agent:
             before, self.config = self.config, config
             self._keeper.change(config)
             self.metrics.add("reloads_total", 1, "done")
-            self._say(f"the configuration was read again: {described(config)}")
-            if _recording(before) != _recording(config):
+            self._say(f"the configuration was read again: {config}")
+            if before.recording != config.recording:
                 self._stop_recorder(RELOAD)
         self._notifier.send("READY=1")
 
@@ -309,17 +309,15 @@ class Agent:
     def _hold_lease(self, dataset: DatasetSink | None, *, take_over: bool) -> None:
         """Take the lease of `dataset` (None: no lease) and release the former one; raise LeaseTakenError if refused."""
         before = self._lease
-        if before is not None and dataset is not None and before.url == dataset.store.url:
+        if before is not None and dataset is not None and before.url == dataset.dataset.url:
             return
         new = None
         if dataset is not None:
-            new = LeaseKeeper(dataset.store, self.spool, self._say, self._lose_lease, take_over=take_over)
+            store, lost = dataset.dataset.store, lambda text: self._mail.put(("lost", text))
+            new = LeaseKeeper(store, self.spool, self._say, lost, take_over=take_over)
         if before is not None:
             before.close(0)
         self._lease = new
-
-    def _lose_lease(self, text: str) -> None:
-        self._mail.put(("lost", text))
 
     def _drop_messages(self, keys: set[str]) -> None:
         of_servers = {name for key in keys for name in self.spool.messages(key)}
@@ -377,15 +375,3 @@ class Agent:
             self._lease.close(0)
         self.spool.close()
         return left
-
-
-def described(config: AgentConfig) -> str:
-    """Return the main settings as words; URLs of servers, which may hold credentials, are left out."""
-    period = f"one sample for {config.period_ns / 1e6:g} ms of waiting (no threshold), segments of {config.segment_s} s"
-    place = f"dataset {config.dataset or 'none'}, {len(config.push)} servers, spool {config.spool}"
-    return f"{period}, --max-cpu {config.max_cpu * 100:g}, {place}, record {' '.join(config.record)}".rstrip()
-
-
-def _recording(config: AgentConfig) -> tuple[object, ...]:
-    """Return the options and labels that a running recorder cannot change: a change needs another process."""
-    return config.period_ns, config.segment_s, config.max_cpu, config.record, config.labels

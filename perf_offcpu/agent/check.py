@@ -7,7 +7,6 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 
-from perf_offcpu.agent.agent import described
 from perf_offcpu.agent.config import AgentConfig
 from perf_offcpu.agent.endpoint import ANOTHER, leave, listen_at, read_token
 from perf_offcpu.collect.doctor import Finding, State, examine
@@ -26,7 +25,7 @@ def check(load: Callable[[], AgentConfig]) -> Iterator[Finding]:
     except (UsageError, OSError) as problem:
         yield _finding("configuration", State.MISSING, _sentence(problem))
     else:
-        yield _finding("configuration", State.WORKS, described(config))
+        yield _finding("configuration", State.WORKS, str(config))
         yield _tried("spool", lambda: _directory(config.spool, Directory.private))
         if config.dataset:
             yield _tried("dataset", lambda: _dataset(config.dataset))

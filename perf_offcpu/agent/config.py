@@ -45,6 +45,17 @@ class AgentConfig:
     labels: tuple[tuple[str, str], ...] = ()  # of this host
     record: tuple[str, ...] = ()  # further options of `perf-offcpu record`
 
+    def __str__(self) -> str:
+        """Return the main settings as words; URLs of servers, which may hold credentials, are left out."""
+        period = f"one sample for {self.period_ns / 1e6:g} ms of waiting (no threshold), segments of {self.segment_s} s"
+        place = f"dataset {self.dataset or 'none'}, {len(self.push)} servers, spool {self.spool}"
+        return f"{period}, --max-cpu {self.max_cpu * 100:g}, {place}, record {' '.join(self.record)}".rstrip()
+
+    @property
+    def recording(self) -> tuple[object, ...]:
+        """Return the options and labels that a running recorder cannot change: a change needs another process."""
+        return self.period_ns, self.segment_s, self.max_cpu, self.record, self.labels
+
 
 KEYS: Final = frozenset(
     "dataset keep push push-header-file push-ca off-cpu-period segment max-cpu max-bytes spool spool-size listen port "

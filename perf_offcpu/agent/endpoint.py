@@ -4,11 +4,7 @@
 On the loopback any user of the machine can connect, so answers hold numbers alone, and no client holds up another one:
 a single thread reads requests as they arrive, a connection lives a few seconds, and of too many the oldest is closed,
 on a Unix socket the oldest of the user who has most. A client that asks at once is answered before newer connections
-can displace it. Other addresses need a token, which each request has to show.
-
-`Notifier` reports to systemd as sd_notify(3) does: a datagram of NAME=VALUE lines to the socket that
-$NOTIFY_SOCKET names.
-"""
+can displace it. Other addresses need a token, which each request has to show."""
 
 import contextlib
 import errno
@@ -252,7 +248,8 @@ def _uid_of(accepted: socket.socket) -> int:
 
 
 class Notifier:
-    """Sends messages to the service manager (sd_notify); without a manager nothing is sent."""
+    """Sends messages to the service manager as sd_notify(3) does: a datagram of NAME=VALUE lines to the socket that
+    $NOTIFY_SOCKET names. Without a manager nothing is sent."""
 
     def __init__(self) -> None:
         self._address = os.environ.pop("NOTIFY_SOCKET", "")

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Count numbers of the agent and write them in the text format that Prometheus reads.
-
-All metrics are declared in metrics.toml.
-
+"""Count numbers of the agent, declared in metrics.toml, and write them in the text format that Prometheus reads.
 Source: Prometheus, "Exposition formats", text format 0.0.4."""
 
 import threading

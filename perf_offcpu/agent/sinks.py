@@ -204,11 +204,6 @@ class DatasetSink:
         self._url, self.dataset = url, open_dataset(url, make=True)
         self._labels, self._containers = labels, containers or dict
 
-    @property
-    def store(self) -> Store:
-        """Return the store of the dataset."""
-        return self.dataset.store
-
     def write(self, profile: Profile, origin: Origin, missing: Sequence[Missing] = ()) -> int:
         """Write a segment, over one of the same time, and gaps before it; return its bytes. Raise PerfOffcpuError."""
         from perf_offcpu.dataset.rows import host_of

@@ -346,7 +346,7 @@ def test_a_second_agent_of_the_host_is_refused_on_the_dataset(agent: Agent, tmp_
 
 
 def test_a_dead_store_does_not_keep_the_agent_from_recording(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    said, store = list[str](), DatasetSink(agent.config.dataset, {}).store
+    said, store = list[str](), DatasetSink(agent.config.dataset, {}).dataset.store
 
     def broken(path: str) -> io.BytesIO:
         raise OSError(errno.EIO, "Input/output error")
