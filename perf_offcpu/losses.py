@@ -74,6 +74,11 @@ def by_text(counts: Mapping[LossCause, int]) -> dict[LossCause, int]:
     return dict(sorted(counts.items(), key=lambda item: str(item[0])))
 
 
+def without_notes(counts: Mapping[LossCause, int]) -> dict[LossCause, int]:
+    """Return the counts of losses alone, sorted as by `by_text`."""
+    return {cause: count for cause, count in by_text(counts).items() if cause.is_loss}
+
+
 LARGER_RINGS = "larger rings (-m 64M)"
 FEWER_SAMPLES = "a higher --off-cpu-thresh, or --max-rate"
 

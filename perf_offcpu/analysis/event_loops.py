@@ -76,18 +76,22 @@ class LoopTimeRow(NamedTuple):
 
 def loop_rows(profile: Profile) -> list[LoopRow]:
     """Return the event loops of the threads that have samples in a profile; loops with tasks held up come first."""
-    samples, strings = profile.samples, profile.strings
-    comm_of = dict(zip(samples.tid.tolist(), samples.comm.tolist(), strict=True)) if profile.loops else {}
+    comm_of = _comms(profile)
     loops = [loop for loop in profile.loops if loop.tid in comm_of and not loop.weight_ns]
-    rows = [LoopRow(printable(strings[comm_of[loop.tid]]), loop, groups_of(loop)) for loop in loops]
+    rows = [LoopRow(comm_of[loop.tid], loop, groups_of(loop)) for loop in loops]
     return sorted(rows, key=lambda row: -sum(group.tasks for group in row.groups if group.is_held_up))
+
+
+def _comms(profile: Profile) -> dict[int, str]:
+    """Return tid → comm, printable, of the threads of event loops that have samples."""
+    samples, tids = profile.samples, {loop.tid for loop in profile.loops}
+    comms = dict(zip(samples.tid.tolist(), samples.comm.tolist(), strict=True)) if tids else {}
+    return {tid: printable(profile.strings[comms[tid]]) for tid in tids & comms.keys()}
 
 
 def loop_time_rows(profile: Profile) -> list[LoopTimeRow]:
     """Return what held up tasks or blocked the loop, by event loop of threads with samples, heaviest first."""
-    comm_of = (
-        dict(zip(profile.samples.tid.tolist(), profile.samples.comm.tolist(), strict=True)) if profile.loops else {}
-    )
+    comm_of = _comms(profile)
     sums: defaultdict[tuple[int, int], Counter[tuple[str, str, str]]] = defaultdict(Counter)
     loop_ns, task_ns, ready_ns = (Counter[tuple[int, int]]() for _ in range(3))
     for loop in profile.loops:
@@ -104,7 +108,7 @@ def loop_time_rows(profile: Profile) -> list[LoopTimeRow]:
                 sums[key][group.waits_for, group.function, holders] += loop.weight_ns * group.tasks
     rows = list[LoopTimeRow]()
     for (pid, tid), places in sums.items():
-        key, comm = (pid, tid), printable(profile.strings[comm_of[tid]])
+        key, comm = (pid, tid), comm_of[tid]
         for place, ns in places.most_common():
             blocks = place[0] == RUNNING
             percent, ready = 100 * ns / (loop_ns if blocks else task_ns)[key], ready_ns[key] / ns if blocks else 0.0

@@ -65,6 +65,11 @@ class PathTree:
         offsets, path = paths_of_nodes(self.parent, nodes)
         return Ragged(offsets, self.name[path].astype(np.uint64))
 
+    def names_of(self, nodes: NDArray[np.integer]) -> list[tuple[Name, ...]]:
+        """Return, for each node, the names on its path, root first."""
+        paths = self.paths(nodes.astype(np.int64))
+        return [tuple(self.names[name] for name in paths.row(row).tolist()) for row in range(len(nodes))]
+
 
 def build_paths(profile: Profile, options: PathOptions, *, rooted: bool = True, merged: bool = True) -> PathTree:
     """Build the tree of all samples of a profile. `options`: choose roots (pid, tid), names (kernel, addrs) and leaves

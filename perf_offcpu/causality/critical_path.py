@@ -21,7 +21,7 @@ from perf_offcpu.analysis.selection.select import Selection
 from perf_offcpu.analysis.selection.time_windows import Window
 from perf_offcpu.analysis.times.cpu_waits import CpuWaits
 from perf_offcpu.analysis.times.timeline import Timeline, Track
-from perf_offcpu.causality.wait_table import WaitTable
+from perf_offcpu.causality.wait_table import WaitTable, pauses_of
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.columns import I64, U8, Table, column
 from perf_offcpu.model.join import PID_STEP, host_of
@@ -94,8 +94,7 @@ def critical_path(profile: Profile, timeline: Timeline, root: int, begin_ns: int
     spans = spans.take(np.argsort(spans.begin, kind="stable"))
     # Threads of other hosts are not on the path: they wake none here.
     hosts = host_of(np.array([walk.tracks[root].tid]), profile.meta).tolist()
-    pauses = profile.meta.pauses_of(hosts)
-    spans = _without_pauses(spans, np.array(pauses, np.int64).reshape(-1, 2) - origin)
+    spans = _without_pauses(spans, pauses_of(profile, timeline, hosts))
     sums = profile.is_offcpu() & samples.has(SUM_FLAGS)
     queued = CpuWaits(profile, walk.tracks).of(spans.track, spans.end - spans.begin)
     return CriticalPath(

@@ -142,7 +142,7 @@ def _waiting(dead_thread: DeadThread) -> str:
 def longest_queues(samples: ProfileSamples, group_of: I64, groups: int) -> I64:
     """Return int64[groups]: the most waits of each group at one moment; 0 without timed waits (sums have no time). A
     wait that begins when another one ends does not meet it. `group_of`: int64[n], by sample; -1 for none."""
-    begin = np.where(samples.switch_out_ns >= 0, samples.switch_out_ns, samples.time_ns - samples.length_ns())
+    begin, _ = spans_of(samples)
     rows = np.flatnonzero((group_of >= 0) & (samples.time_ns >= 0) & ~samples.has(SUM_FLAGS))
     owner = np.concatenate([group_of[rows], group_of[rows]])
     times = np.concatenate([begin[rows], samples.time_ns[rows]])

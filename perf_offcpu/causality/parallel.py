@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from perf_offcpu.analysis.group import sum_by
 from perf_offcpu.analysis.times.timeline import Timeline
-from perf_offcpu.causality.wait_table import WaitTable
+from perf_offcpu.causality.wait_table import WaitTable, pauses_of
 from perf_offcpu.model.columns import I64, Bool, distinct
 from perf_offcpu.model.join import host_of
 from perf_offcpu.model.profile import Profile
@@ -67,7 +67,7 @@ def parallelism_of(
     first, last = window or (lifetime if len(track) else (0, 0))
     track, begin, end = _runs(waits, track, np.clip(begin, first, last), np.clip(end, first, last))
     hosts = distinct(_hosts(profile, timeline)[chosen[: len(timeline.tracks)]]).tolist()
-    pauses = np.clip(_pauses(profile, timeline, hosts), first, last)
+    pauses = np.clip(pauses_of(profile, timeline, hosts), first, last)
     edges = np.concatenate([begin, end, pauses.reshape(-1)])
     step = np.repeat([1, -1, 0], [len(begin), len(end), 2 * len(pauses)])
     order = np.argsort(edges, kind="stable")
@@ -110,18 +110,13 @@ def _lives(profile: Profile, timeline: Timeline, chosen: Bool) -> tuple[I64, I64
     lives, hosts = [(track, begin, end)], _hosts(profile, timeline)
     for host in distinct(hosts[others]).tolist():
         unpaused = np.flatnonzero(others & (hosts == host))
-        lives.append(_without(unpaused, first[unpaused], last[unpaused], _pauses(profile, timeline, [host])))
+        lives.append(_without(unpaused, first[unpaused], last[unpaused], pauses_of(profile, timeline, [host])))
     track, begin, end = (np.concatenate(columns) for columns in zip(*lives, strict=True))
     return track, begin, end
 
 
 def _hosts(profile: Profile, timeline: Timeline) -> I64:
     return host_of(np.array([track.tid for track in timeline.tracks], np.int64), profile.meta)
-
-
-def _pauses(profile: Profile, timeline: Timeline, hosts: list[int]) -> I64:
-    """Return int64[k, 2], ns since the origin: begin and end of each time when none of the hosts was recorded."""
-    return np.array(profile.meta.pauses_of(hosts), np.int64).reshape(-1, 2) - timeline.origin_ns
 
 
 def _without(track: I64, begin: I64, end: I64, pauses: I64) -> tuple[I64, I64, I64]:

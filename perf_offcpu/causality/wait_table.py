@@ -81,6 +81,11 @@ def ranges(first: I64, last: I64) -> tuple[I64, I64]:
     return range_of, np.arange(len(range_of)) - np.repeat(np.cumsum(count) - count, count) + first[range_of]
 
 
+def pauses_of(profile: Profile, timeline: Timeline, hosts: list[int]) -> I64:
+    """Return int64[k, 2], ns since the origin: begin and end of each time when none of the hosts was recorded."""
+    return np.array(profile.meta.pauses_of(hosts), np.int64).reshape(-1, 2) - timeline.origin_ns
+
+
 def _births(profile: Profile, tracks: list[Track]) -> I64:
     """Return int64[tracks]: birth of each thread, recording's clock; 0 if before the recording or unknown."""
     tasks = profile.tasks

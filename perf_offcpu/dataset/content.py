@@ -18,6 +18,7 @@ from perf_offcpu.analysis.group import group
 from perf_offcpu.binary.gather import offsets_of
 from perf_offcpu.callpaths.keys import Texts, merged, named
 from perf_offcpu.dataset.schema import TABLES
+from perf_offcpu.model.callchains import spread
 from perf_offcpu.model.columns import I64, Bool, distinct
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.stacks import paths_of_nodes
@@ -50,7 +51,7 @@ class Content:
         rows = np.searchsorted(self.stack_ids, ids[ids != 0])
         lengths = np.diff(self.offsets)[rows]
         offsets = offsets_of(lengths)
-        values = self.frame_ids[np.repeat(self.offsets[:-1][rows] - offsets[:-1], lengths) + np.arange(offsets[-1])]
+        values = self.frame_ids[spread(self.offsets[:-1][rows], lengths, offsets)]
         list_type = pa.list_(pa.field("element", pa.int64(), nullable=False))
         lists = pa.ListArray.from_arrays(offsets.astype(np.int32), values, list_type)
         kept = np.searchsorted(self.frames["frame_id"], distinct(values))
@@ -84,8 +85,7 @@ def content_of(profile: Profile) -> Content:
     stack_ids, first = np.unique(ids, return_index=True)
     lengths = np.diff(offsets)[first]
     begins = offsets_of(lengths)
-    kept = np.repeat(offsets[:-1][first] - begins[:-1], lengths) + np.arange(begins[-1])
-    return Content(stack_of, stack_ids, begins, chains[kept], frames)
+    return Content(stack_of, stack_ids, begins, chains[spread(offsets[:-1][first], lengths, begins)], frames)
 
 
 def _frames(profile: Profile, rows: I64) -> tuple[I64, dict[str, Any]]:

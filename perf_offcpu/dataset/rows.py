@@ -16,7 +16,6 @@ from perf_offcpu.dataset.schema import TABLES
 from perf_offcpu.errors import UsageError
 from perf_offcpu.losses import by_text
 from perf_offcpu.model.columns import I64
-from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Spans
 from perf_offcpu.structs import frozen
@@ -170,12 +169,11 @@ def _where_known(texts: list[str], codes: I64) -> Texts:
 
 def budget_columns(profile: Profile, host: Host, span: Span) -> dict[str, Any]:
     """Return the columns of the table `budgets`: the times that the recorder counted; no rows if it did not."""
-    budget, comms = profile.budget, profile.comms
-    comm_row = rows_at(comms.tid, comms.begin_ns, budget.tid, budget.end_ns)
+    budget = profile.budget
     columns: dict[str, Any] = {
         "begin_ns": budget.begin_ns + span.offset_ns,
         "end_ns": budget.end_ns + span.offset_ns,
-        "comm": named(np.append(comms.comm, 0)[comm_row], profile.strings),
+        "comm": named(profile.comms_at(budget.tid, budget.end_ns), profile.strings),
         **_host_columns(host, len(budget)),
     }
     return columns | {

@@ -219,7 +219,6 @@ def _place(window: Window) -> Step:
 
 
 _MOST_CLOCKS = 3
-_CLASS = "waited: {}"
 _DOING = {
     RUNNING: "ran, or waited too shortly",
     CONNECTION: "waited for this connection",
@@ -253,13 +252,13 @@ def path(followed: FleetPath, facts: Head, style: Style, limit: int | None) -> I
     yield say.comment("")
     shown = followed.steps[:limit]
     columns = [
-        Column("Share", [say.share(ns, followed.weight) for _, ns in shown]),
+        say.shares((ns for _, ns in shown), followed.weight),
         Column("Time", [hours(ns) for _, ns in shown]),
-        Column("Threads", [_name(step.threads) for step, _ in shown], left=True),
-        Column("TCP", [step.network for step, _ in shown], left=True, spare=1),
-        Column("Waited for", [_names(step) for step, _ in shown], left=True),
-        Column("Which", [_DOING.get(step.doing, _CLASS.format(step.doing)) for step, _ in shown], left=True),
-        Column("Object", [step.object for step, _ in shown], left=True),
+        say.names("Threads", (_name(step.threads) for step, _ in shown)),
+        say.names("TCP", (step.network for step, _ in shown), spare=1),
+        say.names("Waited for", (_names(step) for step, _ in shown)),
+        say.names("Which", (_DOING.get(step.doing, f"waited: {step.doing}") for step, _ in shown)),
+        say.names("Object", (step.object for step, _ in shown)),
     ]
     yield from coloured_table(columns, style)
     left = followed.weight - sum(ns for _, ns in shown)

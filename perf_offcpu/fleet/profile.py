@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perf_offcpu.abi.attr import Attr
 from perf_offcpu.abi.counters import TASK_EVENT
@@ -15,8 +14,9 @@ from perf_offcpu.abi.offcpu import EVENT_NAME, SYSCALL_NONE, SYSCALL_UNKNOWN
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.syscalls import syscall_names
 from perf_offcpu.abi.task_state import TaskState, state_letter
-from perf_offcpu.callpaths.options import Name, PathOptions
+from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.callpaths.tree import PathTree, build_paths
+from perf_offcpu.dataset.dataset import HOUR_NS
 from perf_offcpu.errors import UsageError
 from perf_offcpu.fleet.tables import Tables
 from perf_offcpu.model.callchains import Ragged
@@ -36,7 +36,6 @@ _STATES = {
     for state in (TaskState.UNINTERRUPTIBLE | TaskState.NOLOAD, *reversed(TaskState), TaskState(0))
 }
 """State letter → the simplest raw task state (TASK_* bits) that has the letter."""
-_HOUR = 3600 * 10**9
 _EPOCH = datetime.date(1970, 1, 1)
 _MOST = 1 << 62
 _MOST_FRAMES = 1024  # largest depth of a stack, as in `unwind.step`
@@ -90,12 +89,6 @@ def tree_of(
     return build_paths(profile_of(tables, groups, ""), PathOptions())
 
 
-def path_names(tree: PathTree, nodes: NDArray[np.integer]) -> list[tuple[Name, ...]]:
-    """Return, for each node, the names on its path, root first: the comm, then functions."""
-    paths = tree.paths(nodes.astype(np.int64))
-    return [tuple(tree.names[name] for name in paths.row(row).tolist()) for row in range(len(nodes))]
-
-
 def _syscalls(names: Sequence[str]) -> list[int]:
     numbers = {name: number for number, name in syscall_names("x86_64").items()} | {"": SYSCALL_NONE}
     return [numbers.get(name, SYSCALL_UNKNOWN) for name in names]
@@ -104,7 +97,7 @@ def _syscalls(names: Sequence[str]) -> list[int]:
 def _stacks(tables: Tables, groups: Mapping[str, Sequence[Any]], strings: Strings) -> tuple[Ragged, Frames]:
     """Return the chain of each group as rows of frames, leaf first, and the table of frames."""
     ids = sorted({id_ for id_ in groups["stack"] if id_})
-    hours = sorted({ns // _HOUR for ns, id_ in zip(groups["first_ns"], groups["stack"], strict=True) if id_})
+    hours = sorted({ns // HOUR_NS for ns, id_ in zip(groups["first_ns"], groups["stack"], strict=True) if id_})
     stacks = _by_id(tables, "stacks", "stack_id", ["frame_ids"], ids, hours)
     chain_of = dict(zip(stacks["stack_id"], stacks["frame_ids"], strict=True))
     used = sorted({id_ for chain in chain_of.values() for id_ in chain if id_ is not None})

@@ -13,13 +13,13 @@ from perf_offcpu.callpaths.options import Name
 from perf_offcpu.errors import UsageError
 from perf_offcpu.fleet import queries
 from perf_offcpu.fleet.engine import records
-from perf_offcpu.fleet.profile import path_names, tree_of, unit_of
+from perf_offcpu.fleet.profile import tree_of, unit_of
 from perf_offcpu.fleet.queries import IDLE, Selected, column_of, folded, grouped, host_names, ranked
 from perf_offcpu.fleet.selection import in_hours
+from perf_offcpu.report.breakdowns import BLOCKED
 from perf_offcpu.structs import frozen
 from perf_offcpu.text import UNKNOWN, id_text, printable
 
-BLOCKED = "blocked"  # the key that sorts the rows of a table by time blocked, without waits for a CPU
 SERVICE = "service"  # the label of a table that each report has
 OBJECT_KEYS = ("object", *queries.CONTAINER_KEYS)  # keys that a wait need not have
 _TOP_KEYS = ("comm", "stack", "class", "marks")
@@ -168,7 +168,7 @@ def stacks_of(selected: Selected, limit: int | None) -> StackTable:
     nodes = [node for node, _ in weights.most_common(limit)]
     rows = [
         StackRow(comm.label, frames, weights[node], waits[node], dict(classes[node].most_common()))
-        for node, (comm, *frames) in zip(nodes, path_names(tree, np.array(nodes, np.int64)), strict=True)
+        for node, (comm, *frames) in zip(nodes, tree.names_of(np.array(nodes, np.int64)), strict=True)
     ]
     number, weight = _all(groups)
     return StackTable(rows, len(weights) + number - len(groups["stack"]), weight)

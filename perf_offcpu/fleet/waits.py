@@ -7,7 +7,7 @@ from typing import Any
 from perf_offcpu.abi.offcpu import EVENT_NAME
 from perf_offcpu.callpaths.options import Name
 from perf_offcpu.errors import UsageError
-from perf_offcpu.fleet.profile import MARKS, path_names, tree_of
+from perf_offcpu.fleet.profile import MARKS, tree_of
 from perf_offcpu.fleet.queries import Selected, host_names
 from perf_offcpu.fleet.report import Head
 from perf_offcpu.fleet.selection import utc
@@ -56,7 +56,7 @@ def longest_waits(selected: Selected, limit: int | None) -> list[LongWait]:
             columns["host_id"],
             *(map(printable, columns[name]) for name in _TEXTS),
             *(columns[name] for name in _NUMBERS),
-            path_names(tree, tree.of_sample),
+            tree.names_of(tree.of_sample),
             strict=True,
         )
     ]

@@ -13,6 +13,7 @@ from perf_offcpu.abi.counters import TASK_EVENT
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.losses import LossCause
 from perf_offcpu.model.columns import I32, I64, U8, U16, U32, U64, Bool, Strings, Table, column, tables_of
+from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.recording import Budget, Comms, EventLoop, Evsel, Meta, SampleColumns, SampleFlag, Tasks
 from perf_offcpu.structs import mutable
 
@@ -130,6 +131,11 @@ class Profile:
         """Return the build-id in hex of a dso, a row in strings; "" if unknown."""
         build_id = self.build_ids.get(dso, "")
         return build_id or (self.meta.kernel_build_id if self.strings[dso] in _KERNEL_DSOS else "")
+
+    def comms_at(self, tid: I32, time_ns: I64) -> I64:
+        """Return int64[n]: string, the comm of thread tid[i] at time_ns[i] (-1: its last one); 0 unknown."""
+        rows = rows_at(self.comms.tid, self.comms.begin_ns, tid, time_ns)
+        return np.append(self.comms.comm, 0).astype(np.int64)[rows]
 
     def is_offcpu(self) -> Bool:
         """Return bool[samples]: True for waits and sums of waits."""

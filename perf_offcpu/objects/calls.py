@@ -18,8 +18,8 @@ from perf_offcpu.binary.gather import gather
 from perf_offcpu.model.columns import U64, Bool, distinct, is_among
 from perf_offcpu.objects.elf.image import ElfImage
 from perf_offcpu.objects.elf.plt import find_stubs, slot_names
-from perf_offcpu.objects.functions import file_offset_to_vaddr, listed_symbols
-from perf_offcpu.objects.symtab import NO_ADDRESS, Symbols
+from perf_offcpu.objects.functions import file_offset_to_vaddr, symbols_in
+from perf_offcpu.objects.symtab import NO_ADDRESS
 
 _PAGE: Final = 4096  # bytes that are read at once
 _LONGEST: Final = 7  # bytes of the longest of these instructions
@@ -43,7 +43,7 @@ def calls_at(image: ElfImage, offsets: U64) -> tuple[list[bytes], U64]:
         if target in slot_of:
             targets[row], slots[row] = NO_ADDRESS, slot_of[target]
     wanted = distinct(slots[slots != NO_ADDRESS])
-    names = slot_names(image, _exports(image), wanted) if len(wanted) else {}
+    names = slot_names(image, symbols_in(image, elf.SectionType.DYNSYM), wanted) if len(wanted) else {}
     return [names.get(slot, b"") for slot in slots.tolist()], targets
 
 
@@ -99,15 +99,10 @@ def _before(image: ElfImage, offsets: U64) -> bytes:
     return b"".join(parts)
 
 
-def _exports(image: ElfImage) -> list[tuple[Symbols, bytes]]:
-    table = image.section_of_type(elf.SectionType.DYNSYM)
-    return [] if table is None else [listed_symbols(image, table)]
-
-
 def exported(image: ElfImage, names: set[bytes]) -> set[bytes]:
     """Return the names, out of the given ones, of functions that a file exports; errors as `calls_at`."""
     longest, exports = max(map(len, names), default=0), set[bytes]()
-    for symbols, strings in _exports(image) if names else ():
+    for symbols, strings in symbols_in(image, elf.SectionType.DYNSYM) if names else ():
         places = symbols.name[symbols.code != 0][:_MAX_EXPORTS]
         firsts = np.array(sorted({name[0] for name in names}), np.uint8)
         places = places[is_among(np.frombuffer(strings, np.uint8)[places], firsts)]

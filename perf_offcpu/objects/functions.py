@@ -124,13 +124,14 @@ def _read(image: ElfImage, debug: ElfImage | None) -> SymbolTable:
     if image.type not in (elf.ElfType.EXEC, elf.ElfType.DYN):
         problem = f"type {image.type} is not an executable or shared object"
         raise FormatError(image.path, "ELF header", problem)
-    full = _symbols_in(debug or image, elf.SectionType.SYMTAB)
-    parts = full + _symbols_in(image, elf.SectionType.DYNSYM) + ([] if full else _mini_debug(image) + go_symbols(image))
+    full = symbols_in(debug or image, elf.SectionType.SYMTAB)
+    parts = full + symbols_in(image, elf.SectionType.DYNSYM) + ([] if full else _mini_debug(image) + go_symbols(image))
     parts.append(plt_symbols(image, parts))
     return SymbolTable(*join(parts))
 
 
-def _symbols_in(image: ElfImage, type_: elf.SectionType) -> list[tuple[Symbols, bytes]]:
+def symbols_in(image: ElfImage, type_: elf.SectionType) -> list[tuple[Symbols, bytes]]:
+    """Return [(symbols, string bytes)] of the first symbol table of a type; [] without one."""
     table = image.section_of_type(type_)
     return [] if table is None else [listed_symbols(image, table)]
 
@@ -144,7 +145,7 @@ def _mini_debug(image: ElfImage) -> list[tuple[Symbols, bytes]]:
         data = uncompress("xz", image.content(section), MAX_MINI_DEBUG)
     except ValueError as problem:
         raise FormatError(image.path, "section .gnu_debugdata", str(problem), section.offset) from None
-    return _symbols_in(ElfImage(Source(f"{image.path}(.gnu_debugdata)", data)), elf.SectionType.SYMTAB)
+    return symbols_in(ElfImage(Source(f"{image.path}(.gnu_debugdata)", data)), elf.SectionType.SYMTAB)
 
 
 def listed_symbols(image: ElfImage, table: Section, starts: U64 | None = None) -> tuple[Symbols, bytes]:

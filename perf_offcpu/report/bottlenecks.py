@@ -14,7 +14,6 @@ from perf_offcpu.analysis.times.timeline import Timeline
 from perf_offcpu.causality.cascade import DEVICES, Cascade, Held
 from perf_offcpu.causality.path_stacks import of_one_event, shared_out
 from perf_offcpu.convert.callgraph.waits import Component, components, graph_of, labels_of
-from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Budget
 from perf_offcpu.report import style as say
@@ -104,10 +103,10 @@ def _slept(name: str, graph: Any) -> int:
 
 def _waits_for_cpu(profile: Profile, budget: Budget) -> list[Bottleneck]:
     """Return the CPUs as a bottleneck; [] if no thread waited for a CPU."""
-    comms, waited = profile.comms, budget.runnable_ns + budget.preempted_ns
+    waited = budget.runnable_ns + budget.preempted_ns
     if not waited.any():
         return []
-    comm = np.append(comms.comm, 0)[rows_at(comms.tid, comms.begin_ns, budget.tid, budget.end_ns)]
+    comm = profile.comms_at(budget.tid, budget.end_ns)
     first, group_of = group(comm)
     sums = sum_by(group_of, waited, len(first)).tolist()
     names = [thread_label(profile.strings[row]) for row in comm[first].tolist()]

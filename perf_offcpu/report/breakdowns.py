@@ -145,12 +145,8 @@ def heavy_stacks(profile: Profile, rows: I64, weight: I64, most: int) -> list[He
     total = sum_by(tree.of_sample.astype(np.int64), weight, len(tree))
     nodes = np.argsort(-total, kind="stable")[:most]
     nodes = nodes[total[nodes] > 0]
-    paths = tree.paths(nodes)
-    stacks = [[tree.names[name] for name in paths.row(row).tolist()] for row in range(len(nodes))]
-    return [
-        HeavyStack(comm.label, tuple(frames), ns)
-        for (comm, *frames), ns in zip(stacks, total[nodes].tolist(), strict=True)
-    ]
+    stacks = zip(tree.names_of(nodes), total[nodes].tolist(), strict=True)
+    return [HeavyStack(comm.label, tuple(frames), ns) for (comm, *frames), ns in stacks]
 
 
 @frozen

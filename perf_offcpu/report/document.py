@@ -46,7 +46,7 @@ def document(summary: Summary) -> dict[str, Any]:
         "more_stacks": cut_fields(summary.more_stacks),
         "budget": summary.budget and _budget(summary.budget),
         "groups": _groups(summary.groups),
-        "objects": object_fields(summary.objects),
+        "objects": _objects(summary.objects),
         "oversleep": summary.oversleep and fields(summary.oversleep, "sleeps median longest interrupted"),
         **deadlock_fields(summary.deadlocks),
         "event_loops": [
@@ -135,13 +135,11 @@ def _histogram(table: Histogram) -> dict[str, Any]:
     return {"buckets": buckets, "sums": {"samples": table.sums, **total_fields(table.summed)}}
 
 
-def object_fields(table: ObjectTable) -> dict[str, Any]:
-    """Return a table of objects as the fields of a JSON document."""
-    return {"rows": list(map(row_fields, table.rows)), "more": cut_fields(table.more), "without": table.without}
+def _objects(table: ObjectTable) -> dict[str, Any]:
+    return {"rows": list(map(_object, table.rows)), "more": cut_fields(table.more), "without": table.without}
 
 
-def row_fields(row: ObjectRow) -> dict[str, Any]:
-    """Return an object as the fields of a JSON document."""
+def _object(row: ObjectRow) -> dict[str, Any]:
     return fields(row, "name kind wait_class") | total_fields(row.total) | fields(row, "threads role by network")
 
 
@@ -152,7 +150,7 @@ def lock_fields(lock: LockRow) -> dict[str, Any]:
         fields(hand, "comm pid tid weight times function") | {"frames": list(map(frame, hand.frames))}
         for hand in lock.hands
     ]
-    return row_fields(lock.row) | counts | {"hands": hands, "more_hands": cut_fields(lock.more_hands)}
+    return _object(lock.row) | counts | {"hands": hands, "more_hands": cut_fields(lock.more_hands)}
 
 
 def deadlock_fields(circles: list[list[DeadThread]]) -> dict[str, Any]:

@@ -188,9 +188,7 @@ class _Objects:
 
 def _comms(profile: Profile, tid: I64 | I32, time_ns: I64) -> I64:
     """Return int64[n]: row in strings of the comm of each tid at `time_ns`; -1 for tid -1."""
-    comms = profile.comms
-    row = rows_at(comms.tid, comms.begin_ns, tid.astype(np.int32), time_ns)
-    return np.where(tid < 0, -1, np.append(comms.comm, 0).astype(np.int64)[row])
+    return np.where(tid < 0, -1, profile.comms_at(tid.astype(np.int32), time_ns))
 
 
 def object_table(profile: Profile, waits: Waits, holders: Holders, limit: int | None = None) -> ObjectTable:

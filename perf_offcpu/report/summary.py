@@ -159,9 +159,8 @@ def summarize(
     waits, holders = classify(subject), holders_of(subject)
     threads, more_threads = _threads(profile, chosen, waits, beside_row, limits.threads)
     stacks, more_stacks = _stacks(subject, waits, limits.stacks)
-    is_offcpu, counts = shows_waits(subject, chosen_events), losses.by_text(profile.losses)
-    lost = {cause: count for cause, count in counts.items() if cause.is_loss}
-    facts = (profile, chosen, subject, waits, holders, lost)
+    is_offcpu, facts = shows_waits(subject, chosen_events), (profile, chosen, subject, waits, holders)
+    notes = {cause: count for cause, count in losses.by_text(profile.losses).items() if not cause.is_loss}
     judged = verdict_of(*facts, options=options, whole_lives=whole_lives) if verdict and is_offcpu else None
     return Summary(
         meta=profile.meta,
@@ -186,8 +185,8 @@ def summarize(
         functions=breakdowns.function_table(subject, limits.groups) if children else None,
         histogram=breakdowns.histogram(subject.samples) if is_offcpu else None,
         verdict=judged,
-        losses=lost,
-        notes=_notes(subject) | {cause: count for cause, count in counts.items() if not cause.is_loss},
+        losses=losses.without_notes(profile.losses),
+        notes=_notes(subject) | notes,
     )
 
 
@@ -255,10 +254,9 @@ def _stacks(subject: Profile, waits: Waits, limit: int | None) -> tuple[list[Sta
         np.bincount(row_of[subject.is_still_blocked()] + 1, minlength=number + 1)[1:].tolist(),
         _errors(row_of, samples, subject.meta.sampling.stack_period_ns, number),
     )
-    paths = tree.paths(tree.of_sample[first[kept]].astype(np.int64))
     rows = []
-    for index, (total, states, *others) in enumerate(zip(*columns, strict=True)):
-        comm, *frames = (tree.names[name] for name in paths.row(index).tolist())
+    paths = tree.names_of(tree.of_sample[first[kept]])
+    for (comm, *frames), total, states, *others in zip(paths, *columns, strict=True):
         states.pop("", None)
         rows.append(StackRow(comm.label, tuple(frames), total, states, *others))
     return rows, cut
@@ -291,14 +289,12 @@ def head_of(
     subject = profile.select(chosen)
     if not shows_waits(subject, [profile.evsels[row] for row in rows.tolist()]):
         return (), frozenset()
-    lost = {cause: count for cause, count in losses.by_text(profile.losses).items() if cause.is_loss}
     waits, holders = classify(subject), holders_of(subject)
-    deadlocks = map(sentence_of, deadlocks_of(subject, waits, holders))
-    verdict = verdict_of(profile, chosen, subject, waits, holders, lost, options=options, whole_lives=whole_lives)
-    sentences = (*deadlocks, *(lines_of(verdict, profile.meta) if verdict else ()))
+    verdict = verdict_of(profile, chosen, subject, waits, holders, options=options, whole_lives=whole_lives)
     sentences = (
         *sentences_of(loop_rows(subject), loop_time_rows(subject)),
         *goroutine_sentences(goroutine_rows(subject)),
-        *sentences,
+        *map(sentence_of, deadlocks_of(subject, waits, holders)),
+        *(lines_of(verdict, profile.meta) if verdict else ()),
     )
     return sentences, frozenset(_reasons(profile, chosen, waits) if whole_lives else ())

@@ -54,17 +54,14 @@ def share_colours(weights: Iterable[int], summary: Summary) -> list[str]:
 
 def total_columns(totals: Sequence[Total], summary: Summary, style: Style) -> list[Column]:
     """Return the columns of totals: share, weight, number, and for waits the average and the longest."""
-    share = say.shares((total.weight for total in totals), summary.total.weight)
-    weight = _weights("Off-cpu" if summary.is_offcpu else "Weight", (total.weight for total in totals), summary, style)
+    weights, title = [total.weight for total in totals], "Off-cpu" if summary.is_offcpu else "Weight"
+    share, weight = say.shares(weights, summary.total.weight), say.weights(title, weights, summary.unit, style)
     count = Column("Waits" if summary.is_offcpu else "Samples", list(map(say.count_text, totals)), spare=1)
     if not summary.is_offcpu:
         return [share, weight, count]
-    average = _weights("Average", (total.average for total in totals), summary, style, spare=4)
-    return [share, weight, count, average, _weights("Longest", (total.longest for total in totals), summary, style, 3)]
-
-
-def _weights(title: str, values: Iterable[int | None], summary: Summary, style: Style, spare: int = 0) -> Column:
-    return say.weights(title, values, summary.unit, style, spare)
+    average = say.weights("Average", (total.average for total in totals), summary.unit, style, spare=4)
+    longest = say.weights("Longest", (total.longest for total in totals), summary.unit, style, spare=3)
+    return [share, weight, count, average, longest]
 
 
 def key_columns(keys: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Iterator[Column]:
@@ -159,9 +156,9 @@ def _group_columns(summary: Summary, style: Style) -> list[Column]:
     table = summary.groups
     columns = total_columns([row.total for row in table.rows], summary, style)
     if table.runq_known:
-        columns.append(_weights("Run queue", (row.runq for row in table.rows), summary, style, spare=5))
+        columns.append(say.weights("Run queue", (row.runq for row in table.rows), summary.unit, style, spare=5))
     if table.by_blocked:
-        columns.append(_weights("Blocked", (row.blocked for row in table.rows), summary, style))
+        columns.append(say.weights("Blocked", (row.blocked for row in table.rows), summary.unit, style))
     columns += key_columns(table.keys, [row.values for row in table.rows])
     if table.keys == ("class",):
         meanings = (BY_LABEL[row.values[0]].row.meaning for row in table.rows)
@@ -186,8 +183,8 @@ def _function_columns(table: FunctionTable, summary: Summary, style: Style) -> l
     return [
         Column("Children", [say.share(weight, total) for weight in inclusive]),
         Column("Self", [say.share(weight, total) for weight in own]),
-        _weights("Children", inclusive, summary, style, spare=1),
-        _weights("Self", own, summary, style, spare=2),
+        say.weights("Children", inclusive, summary.unit, style, spare=1),
+        say.weights("Self", own, summary.unit, style, spare=2),
         say.names(TITLES["dso"], (row.name.dso for row in rows), spare=3),
         say.names("Symbol", (symbol_label(row.name) for row in rows)),
     ]

@@ -65,6 +65,10 @@ class Lives(NamedTuple):
     blocked: dict[str, I64]  # by state letter
     cgroup: I64
 
+    def blocked_ns(self) -> I64:
+        """Return int64[threads]: the time blocked, in any state."""
+        return sum(self.blocked.values(), np.zeros(len(self.tid), np.int64))
+
 
 def budget_table(profile: Profile, limit: int | None = None, by: str = "thread") -> BudgetTable | None:
     """Return the budgets of the selected threads, a row for each value of `by` (BUDGETS_BY); None if unknown."""
@@ -73,9 +77,8 @@ def budget_table(profile: Profile, limit: int | None = None, by: str = "thread")
         return None
     each: I64 = np.arange(len(lives.tid))
     first, group_of = group(each if by == "thread" else getattr(lives, by))
-    waiting: I64 = sum(lives.blocked.values(), np.zeros(len(lives.tid), np.int64))
-    ranks = (sum_by(group_of, column, len(first)) for column in (waiting, lives.runnable))
-    kept, (more, _) = heaviest(next(ranks), limit, next(ranks))
+    waiting, runnable = (sum_by(group_of, column, len(first)) for column in (lives.blocked_ns(), lives.runnable))
+    kept, (more, _) = heaviest(waiting, limit, runnable)
     row_of = places_of(kept, len(first))[group_of]
     return BudgetTable(
         rows=_rows(profile, lives, row_of, len(kept)),
@@ -141,7 +144,7 @@ BLOCKED = {
 
 def counted_lives(profile: Profile) -> Lives:
     """Return a row for each thread: the sum of its budgets, of which it has one for each time between pauses."""
-    budget, tasks, comms = profile.budget, profile.tasks, profile.comms
+    budget, tasks = profile.budget, profile.tasks
     life = rows_at(tasks.tid, tasks.begin_ns, budget.tid, budget.end_ns)
     first, group_of = group(budget.tid, budget.pid, life)
 
@@ -149,11 +152,10 @@ def counted_lives(profile: Profile) -> Lives:
         return sum_by(group_of, column, len(first))
 
     tid = budget.tid[first]
-    comm = rows_at(comms.tid, comms.begin_ns, tid, max_by(group_of, budget.end_ns, len(first)))
     return Lives(
         budget.pid[first],
         tid,
-        np.append(comms.comm, 0).astype(np.int64)[comm],
+        profile.comms_at(tid, max_by(group_of, budget.end_ns, len(first))),
         sums(budget.end_ns - budget.begin_ns),
         sums(budget.running_ns),
         sums(budget.runnable_ns + budget.preempted_ns),

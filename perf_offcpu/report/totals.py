@@ -114,5 +114,4 @@ def cut_fields(more: tuple[int, int]) -> dict[str, int]:
 
 def lost_fields(profile: Profile) -> dict[str, int]:
     """Return the losses of a recording, without notes: printable sentence of the cause → number."""
-    counts = losses.by_text(profile.losses)
-    return {printable(str(cause)): count for cause, count in counts.items() if cause.is_loss}
+    return {printable(str(cause)): count for cause, count in losses.without_notes(profile.losses).items()}

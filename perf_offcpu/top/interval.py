@@ -14,22 +14,21 @@ from typing import Final
 
 import numpy as np
 
-from perf_offcpu import losses
 from perf_offcpu.analysis.causes import causes_of
 from perf_offcpu.analysis.classes.classify import Waits, classify, of_idle_threads
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group, max_by, sum_by
 from perf_offcpu.analysis.holders import holders_of
+from perf_offcpu.analysis.selection.select import thread_ids
 from perf_offcpu.callpaths.keys import NO_OBJECT, cgroup_label, column_of
 from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.callpaths.tree import build_paths
-from perf_offcpu.model.columns import I32, I64, Bool, distinct, is_among
-from perf_offcpu.model.lookup import rows_at
+from perf_offcpu.model.columns import I64, Bool, distinct, is_among
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import SUM_FLAGS, SampleFlag
 from perf_offcpu.report.breakdowns import HeavyStack, heavy_stacks
 from perf_offcpu.report.thread_budgets import Lives, counted_lives
-from perf_offcpu.report.totals import totals_of
+from perf_offcpu.report.totals import lost_fields, totals_of
 from perf_offcpu.report.verdict.numbers import verdict_of
 from perf_offcpu.report.verdict.text import first_cause
 from perf_offcpu.structs import frozen, mutable
@@ -85,9 +84,8 @@ class Interval:
 
     @property
     def losses(self) -> dict[str, int]:
-        """Return the losses: sentence of the cause → number."""
-        counts = losses.by_text(self.profile.losses)
-        return {str(cause): count for cause, count in counts.items() if cause.is_loss}
+        """Return the losses: printable sentence of the cause → number."""
+        return lost_fields(self.profile)
 
     def blocked_ns(self) -> I64:
         """Return int64[samples]: the time blocked, without that waiting for a CPU."""
@@ -147,7 +145,7 @@ def interval_of(profile: Profile, *, idle: str = "hide", without_pid: int = 0) -
     profile = replace(profile, samples=_inside(recorded, begin_ns))
     waits, lives = classify(profile), counted_lives(profile)
     is_idle = of_idle_threads(profile, waits.for_work)
-    lives_idle = is_among(_pairs(lives.pid, lives.tid), distinct(_pairs(recorded.pid, recorded.tid)[is_idle]))
+    lives_idle = is_among(thread_ids(lives.pid, lives.tid), distinct(thread_ids(recorded.pid, recorded.tid)[is_idle]))
     masks = is_idle, lives_idle, is_idle, lives_idle
     return Interval(profile, recorded, waits, lives, *masks, begin_ns, end_ns, _cause(profile, waits)).showing(idle)
 
@@ -160,14 +158,9 @@ def _inside(samples: ProfileSamples, begin_ns: int) -> ProfileSamples:
     return samples.with_columns(period=period, runq_ns=np.minimum(samples.runq_ns, period))
 
 
-def _pairs(pid: I32, tid: I32) -> I64:
-    return (pid.astype(np.int64) << 32) + tid
-
-
 def _cause(profile: Profile, waits: Waits) -> str:
-    counts = {cause: count for cause, count in losses.by_text(profile.losses).items() if cause.is_loss}
     everything = np.ones(len(profile.samples), np.bool_)
-    verdict = verdict_of(profile, everything, profile, waits, holders_of(profile), counts)
+    verdict = verdict_of(profile, everything, profile, waits, holders_of(profile))
     return first_cause(verdict) if verdict else ""
 
 
@@ -191,9 +184,7 @@ def _column(interval: Interval, key: str) -> tuple[I64, I64, Callable[[int, int]
         return samples.comm.astype(np.int64), lives.comm, lambda value, _: thread_label(profile.strings[value])
     if key == "cgroup":
         return samples.cgroup.view(np.int64), lives.cgroup, lambda value, _: cgroup_label(profile, value)
-    names = ("pid", "pid") if key == "process" else ("tid", "tid")
-    of_samples, of_lives = getattr(samples, names[0]), getattr(lives, names[1])
-
+    of_samples, of_lives = (samples.pid, lives.pid) if key == "process" else (samples.tid, lives.tid)
     return of_samples.astype(np.int64), of_lives.astype(np.int64), named
 
 
@@ -202,13 +193,10 @@ def _stacks(profile: Profile, waits: Waits) -> tuple[I64, I64, Callable[[int, in
     name it, and then the stack, the innermost function first: `balance: futex_wait < … < balance < main`."""
     tree, causes = build_paths(profile, PathOptions(), rooted=False), causes_of(profile, waits)
     first, row_of = group(tree.of_sample.astype(np.int64), causes.function)
-    names = [name.label for name in tree.names]
-    paths = tree.paths(tree.of_sample[first].astype(np.int64))
-    functions = [causes.names[function] for function in causes.function[first].tolist()]
+    functions = (causes.names[function] for function in causes.function[first].tolist())
     texts = [
-        f"{function}{function and ': '}"
-        + printable(" < ".join(names[name] for name in reversed(paths.row(row).tolist())))
-        for row, function in enumerate(functions)
+        f"{function}{function and ': '}" + printable(" < ".join(name.label for name in reversed(path)))
+        for function, path in zip(functions, tree.names_of(tree.of_sample[first]), strict=True)
     ]
     labels, column = np.unique(np.array(texts, object), return_inverse=True)  # names of different files may be equal
     return column[row_of].astype(np.int64), np.empty(0, np.int64), lambda value, _: str(labels[value])
@@ -216,31 +204,26 @@ def _stacks(profile: Profile, waits: Waits) -> tuple[I64, I64, Callable[[int, in
 
 def comm_at(profile: Profile, tid: int, time_ns: int) -> str:
     """Return the name of a thread at a time; "" unknown."""
-    comms = profile.comms
-    row = rows_at(comms.tid, comms.begin_ns, np.array([tid], np.int32), np.array([time_ns]))[0]
-    return profile.strings[comms.comm[row]] if row >= 0 else ""
+    return profile.strings[int(profile.comms_at(np.array([tid], np.int32), np.array([time_ns]))[0])]
 
 
 def _rows(interval: Interval, key: str) -> list[Row]:
     chosen, lives = np.flatnonzero(interval.chosen), interval.lives
     column, of_lives, label = _column(interval, key)
     threads = np.flatnonzero(interval.lives_chosen) if len(of_lives) else np.empty(0, np.int64)
-    first, row_of = group(np.concatenate([column[chosen], of_lives[threads]]))
+    both = np.concatenate([column[chosen], of_lives[threads]])
+    first, row_of = group(both)
     row_of, thread_row = np.split(row_of, [len(chosen)])
     number = len(first)
     samples, lengths = interval.profile.samples.take(chosen), interval.whole.take(chosen)
     now = interval.now()[chosen]
     blocked = interval.blocked_ns()[chosen]
+    times = [sum_by(row_of, values, number) for values in (blocked, samples.period - blocked)]
+    running: list[int | None] = [None] * number
     if len(of_lives):
-        states: I64 = sum(lives.blocked.values(), np.zeros(len(lives.tid), np.int64))
-        times = [sum_by(thread_row, values[threads], number) for values in (states, lives.runnable)]
-    else:
-        times = [sum_by(row_of, values, number) for values in (blocked, samples.period - blocked)]
-    running = (
-        sum_by(thread_row, lives.running[threads], number).tolist()
-        if len(of_lives) and lives.running is not None
-        else [None] * number
-    )
+        times = [sum_by(thread_row, values[threads], number) for values in (lives.blocked_ns(), lives.runnable)]
+    if len(of_lives) and lives.running is not None:
+        running = sum_by(thread_row, lives.running[threads], number).tolist()
     since = max_by(np.where(now, row_of, -1), lengths.period, number)
     is_longest = now & (lengths.period == since[row_of]) & lengths.has(SampleFlag.BEGAN_BEFORE)
     columns = (
@@ -252,7 +235,6 @@ def _rows(interval: Interval, key: str) -> list[Row]:
         np.maximum(since, 0).tolist(),
         (np.bincount(row_of[is_longest], minlength=number) > 0).tolist(),
     )
-    values = np.concatenate([column[chosen], of_lives[threads]])[first].tolist()
     sample_rows = np.append(chosen, np.full(len(threads), -1))[first].tolist()
     rows = [
         Row(
@@ -263,7 +245,7 @@ def _rows(interval: Interval, key: str) -> list[Row]:
             *others,
         )
         for value, sample_row, ns_blocked, ns_runnable, ns_running, total, *others in zip(
-            values, sample_rows, *columns, strict=True
+            both[first].tolist(), sample_rows, *columns, strict=True
         )
     ]
     return sorted(rows, key=lambda row: (-row.blocked, -row.runnable, row.label))

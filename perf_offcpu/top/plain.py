@@ -31,7 +31,7 @@ def document(
         "running": interval.running_ns(),
         "runnable": interval.runnable_ns(),
         "cause": printable(interval.cause),
-        "losses": {printable(text): count for text, count in interval.losses.items()},
+        "losses": interval.losses,
         "unread": unread,
         "cost": {part: round(percent, 2) for part, percent in cost.items()},
         "key": key,
@@ -83,7 +83,7 @@ def cause_text(interval: Interval) -> str:
 def losses_text(interval: Interval, unread: int) -> str:
     """Return the losses as text, largest numbers first. `unread`: number of files that were not read in time."""
     counts = sorted(interval.losses.items(), key=lambda item: -item[1])
-    texts = [f"{count} {printable(text)}" for text, count in counts[:_LOSSES]]
+    texts = [f"{count} {text}" for text, count in counts[:_LOSSES]]
     texts += [f"{len(counts) - _LOSSES} more causes"] if len(counts) > _LOSSES else []
     texts += [f"{say.plural(unread, 'interval')}: read too late"] if unread else []
     return f"Lost: {'; '.join(texts) or 'nothing'}"

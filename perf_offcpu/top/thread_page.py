@@ -46,7 +46,7 @@ class History:
     def add(self, interval: Interval, now: int) -> None:
         """Add an interval in which `now` threads were blocked at the end."""
         lives = interval.lives
-        blocked: I64 = sum(lives.blocked.values(), np.zeros(len(lives.tid), np.int64))
+        blocked = lives.blocked_ns()
         running = np.zeros_like(blocked) if lives.running is None else lives.running
         self._moments.append(Moment(interval.seconds, lives.tid, blocked, lives.runnable, running, now))
         while sum(moment.seconds for moment in self._moments) > _MINUTE_S and len(self._moments) > 1:

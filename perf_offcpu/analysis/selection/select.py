@@ -21,7 +21,6 @@ from perf_offcpu.analysis.selection.time_windows import Window, in_windows
 from perf_offcpu.errors import UsageError
 from perf_offcpu.losses import LossCause
 from perf_offcpu.model.columns import I32, I64, Bool, distinct, is_among
-from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SUM_FLAGS, Budget, SampleFlag
 from perf_offcpu.structs import frozen
@@ -79,7 +78,7 @@ def selected_rows(profile: Profile, selection: Selection) -> Bool:
 
 def _budgets(whole: Profile, selected: Profile, selection: Selection) -> Budget:
     """Return the budgets of threads with selected samples, and of chosen threads without any samples."""
-    budget, comms = whole.budget, whole.comms
+    budget = whole.budget
     pairs = thread_ids(budget.pid, budget.tid)
     rows = ~is_among(pairs, distinct(thread_ids(whole.samples.pid, whole.samples.tid)))
     rows &= selection.idle != "only"
@@ -87,8 +86,8 @@ def _budgets(whole: Profile, selected: Profile, selection: Selection) -> Budget:
         if numbers:
             rows &= _is_any(column, numbers)
     if selection.comms:
-        last = rows_at(comms.tid, comms.begin_ns, budget.tid, budget.end_ns)
-        rows &= _is_any(np.append(comms.comm, 0)[last], map(whole.strings.find, selection.comms))
+        comm = whole.comms_at(budget.tid, budget.end_ns)
+        rows &= _is_any(comm, map(whole.strings.find, selection.comms))
     rows |= is_among(pairs, distinct(thread_ids(selected.samples.pid, selected.samples.tid)))
     return budget.take(rows)
 

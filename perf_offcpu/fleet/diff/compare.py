@@ -21,7 +21,7 @@ from perf_offcpu.fleet.diff.significance import (
     compare_periods,
 )
 from perf_offcpu.fleet.engine import records
-from perf_offcpu.fleet.profile import path_names, tree_of
+from perf_offcpu.fleet.profile import tree_of
 from perf_offcpu.fleet.queries import BLOCK, Selected, column_of, folded, grouped, in_blocks, lengths_of, ranked
 from perf_offcpu.fleet.report import labels_of_rows
 from perf_offcpu.structs import frozen
@@ -313,5 +313,5 @@ def _by_stack(sides: _Sides) -> Changes:
     merged = [np.zeros((2, hosts, len(nodes)), np.float64) for hosts in sides.hosts]
     for sums, side in zip(merged, sides.rates(STACK, rows), strict=True):
         np.add.at(sums.T, node_of, side.T)
-    names = path_names(tree, nodes)
+    names = tree.names_of(nodes)
     return sides.changes(STACK, [(path[0].label,) for path in names], [path[1:] for path in names], merged)

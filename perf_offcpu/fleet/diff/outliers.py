@@ -8,7 +8,6 @@ Outliers, 1993, which takes |z| above 3.5 for an outlier; with many hosts and ro
 distribution at which 5 % of tables have any false row (Bonferroni)."""
 
 from collections.abc import Sequence
-from statistics import NormalDist
 
 import numpy as np
 
@@ -16,10 +15,10 @@ from perf_offcpu.fleet.diff.compare import cube_of, heaviest, rates
 from perf_offcpu.fleet.diff.significance import F64
 from perf_offcpu.fleet.queries import Selected, host_names
 from perf_offcpu.fleet.report import SERVICE, labels_of_rows
+from perf_offcpu.report.diff.noise import errors_needed
 from perf_offcpu.structs import frozen
 
 _LIMIT = 3.5
-_FALSE_TABLES = 0.05
 FEWEST = 5  # least number of hosts in a group: smaller groups have no outliers
 _SMALLEST = 0.01  # smallest difference that matters, as a part of the whole rate of the median host
 
@@ -60,7 +59,10 @@ def outliers_of(selected: Selected, keys: Sequence[str]) -> Outliers:
         groups.setdefault(service_of[host], []).append(host)
     compared = {service: hosts for service, hosts in groups.items() if len(hosts) >= FEWEST}
     number = sum(map(len, compared.values()))
-    limit, row_of = limit_of(number * len(rows)), {host: row for row, host in enumerate(cube.recorded)}
+    limit, row_of = (
+        errors_needed(number * len(rows), least=_LIMIT),
+        {host: row for row, host in enumerate(cube.recorded)},
+    )
     outliers = []
     for service, hosts in compared.items():
         part = rate[[row_of[host] for host in hosts]]
@@ -71,11 +73,6 @@ def outliers_of(selected: Selected, keys: Sequence[str]) -> Outliers:
             outliers.append(Outlier(names[hosts[place]], service, labels[row], *facts))
     outliers.sort(key=lambda outlier: -abs(outlier.z))
     return Outliers(tuple(keys), outliers, limit, len(compared), number, len(row_of) - number)
-
-
-def limit_of(cells: int) -> float:
-    """Return the |z| above which one of `cells` values is an outlier."""
-    return max(_LIMIT, NormalDist().inv_cdf(1 - _FALSE_TABLES / 2 / max(cells, 1)))
 
 
 def robust_z(values: F64) -> F64:

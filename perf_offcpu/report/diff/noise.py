@@ -36,9 +36,9 @@ ERRORS = 3.0  # largest change that is noise in a small table, in standard error
 _FALSE_TABLES = 0.05  # share of tables with at least one false row, in comparisons of recordings of the same load
 
 
-def errors_needed(rows: int) -> float:
-    """Return the smallest significant change in a table of `rows` rows, in standard errors."""
-    return max(ERRORS, NormalDist().inv_cdf(1 - _FALSE_TABLES / 2 / max(rows, 1)))
+def errors_needed(rows: int, least: float = ERRORS) -> float:
+    """Return the smallest significant change in a table of `rows` rows, in standard errors, but `least` at least."""
+    return max(least, NormalDist().inv_cdf(1 - _FALSE_TABLES / 2 / max(rows, 1)))
 
 
 @mutable

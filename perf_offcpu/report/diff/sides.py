@@ -172,11 +172,10 @@ def by_stack(old: Side, new: Side) -> Groups:
     both, is_old = with_older(new.subject, old.subject)
     tree = build_paths(both, PathOptions())
     first, group_of = group(tree.of_sample)
-    nodes = tree.of_sample[first].astype(np.int64)
+    nodes = tree.of_sample[first]
 
     def values(numbers: Sequence[int]) -> list[Values]:
-        paths = tree.paths(nodes[np.array(numbers, np.int64)])
-        names = ([tree.names[name] for name in paths.row(index).tolist()] for index in range(len(numbers)))
-        return [((comm.label,), tuple(frames)) for comm, *frames in names]
+        paths = tree.names_of(nodes[np.array(numbers, np.int64)])
+        return [((comm.label,), tuple(frames)) for comm, *frames in paths]
 
     return Groups(group_of[is_old], group_of[~is_old], len(nodes), values)

@@ -15,7 +15,6 @@ from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.holders import Holders
 from perf_offcpu.model.columns import I64, U32, Bool, distinct
-from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.structs import frozen
@@ -147,17 +146,16 @@ def named_objects(profile: Profile) -> U32:
 
 def _peers(profile: Profile, holders: Holders) -> I64:
     """Return int64[samples]: `Cells.peer` of each sample."""
-    samples, comms = profile.samples, profile.comms
+    samples = profile.samples
     is_lock = np.isin(np.append(profile.objects.kind, np.uint16(0))[samples.object], LOCKS)
     woken = (samples.waker_tid > 0) & ~samples.has(SampleFlag.WAKER_INTERRUPT)
     ended = np.where(woken & (samples.waker_tid != samples.tid), samples.waker_tid, -1)
     has_holder = holders.held >= 0
     tid = np.where(has_holder, holders.held, np.where(is_lock, holders.released, ended)).astype(np.int32)
     del woken, ended  # columns of millions of waits: none is kept longer than it is needed
-    row = rows_at(comms.tid, comms.begin_ns, tid, samples.time_ns)
-    comm = np.append(comms.comm, 0).astype(np.int64)[row]
+    comm = profile.comms_at(tid, samples.time_ns)
     is_known = (tid > 0) & (comm > 0)
-    del tid, row
+    del tid
     comm *= len(_ROLES)
     comm += np.where(has_holder, np.int8(0), np.where(is_lock, np.int8(1), np.int8(2)))
     comm[~is_known] = -1

@@ -5,13 +5,11 @@ Its whole is the time of the threads that are not idle: running, waiting for a C
 budgets, if recorded, give all three: running, waiting for a CPU (preempted, and after each wake-up), and
 blocked. Recordings without budgets, and selections of waits, know off-cpu time only.
 
-Blocked time is divided by cause; what does not count (`kinds`) is listed apart.
-
-The same profile yields the same numbers."""
+Blocked time is divided by cause; what does not count (`kinds`) is listed apart."""
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -26,7 +24,7 @@ from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.holders import Holders
 from perf_offcpu.analysis.selection.select import thread_ids
 from perf_offcpu.callpaths.keys import cgroup_label
-from perf_offcpu.losses import LossCause, Stage
+from perf_offcpu.losses import Stage
 from perf_offcpu.model.columns import I64, Bool, distinct, is_one_of
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import Budget, SampleFlag
@@ -110,40 +108,25 @@ def verdict_of(
     subject: Profile,
     waits: Waits,
     holders: Holders,
-    counts: Mapping[LossCause, int],
     *,
     options: Sequence[tuple[str, str]] = (),
     whole_lives: bool = True,
 ) -> Verdict | None:
-    """Return the verdict on the waits of a profile; None if it has neither waits nor budgets.
-
-    Args:
-        profile: all samples of the threads.
-        chosen: bool[samples], the waits.
-        subject: the profile with these samples.
-        waits: `classify(subject)`.
-        holders: `holders_of(subject)`.
-        counts: cause → number, of losses alone.
-        options: (option, value) of the command line that `command` keeps.
-        whole_lives: the profile has all samples of each thread; else all waits count, and no budgets do.
-    """
+    """Return the verdict on the waits of a profile; None if it has neither waits nor budgets. Arguments up to `waits`
+    are those of `kinds_of`. `holders`: `holders_of(subject)`. `options`: (option, value) of the command line that
+    `command` keeps. `whole_lives`: the profile has all samples of each thread; else all waits count, and no budgets."""
     budget = profile.budget if whole_lives else Budget()
     if not len(subject.samples) and not len(budget):
         return None
     kind = kinds_of(profile, chosen, subject, waits) if whole_lives else np.zeros(len(subject.samples), np.int64)
-    causes, programs = (
-        causes_of(subject, waits),
-        {waits.rules[row].program for row in distinct(waits.rule).tolist() if row >= 0},
-    )
+    causes = causes_of(subject, waits)
+    programs = {waits.rules[row].program for row in distinct(waits.rule).tolist() if row >= 0}
     cells = cells_of(subject, waits, causes, holders, kind)
     idle, busy = cells.take(cells.kind == Kind.IDLE), cells.take(cells.kind != Kind.IDLE)
     budget = budget.take(~is_one_of(thread_ids(budget.pid, budget.tid), thread_ids(idle.pid, idle.tid)))
+    parts = (busy.take(busy.kind == which) for which in (Kind.COUNTED, Kind.ELSEWHERE))
     counted, elsewhere = (
-        [
-            _with_command(cause, options)
-            for cause in largest_causes(subject, waits, causes, busy.take(busy.kind == which))
-        ]
-        for which in (Kind.COUNTED, Kind.ELSEWHERE)
+        [_with_command(cause, options) for cause in largest_causes(subject, waits, causes, part)] for part in parts
     )
     counted = [_with_cgroups(cause, subject, waits) for cause in counted]
     for_cpu = _waits_for_cpu(profile, budget, busy, options)
@@ -176,7 +159,7 @@ def verdict_of(
         virtual_threads="virtual threads of the JVM" in programs,
         goroutines="Go" in programs
         and not any(task.name == GOROUTINES for loop in profile.loops for task in loop.tasks),
-        loss=_loss(counts, profile, subject.samples),
+        loss=_loss(profile, subject.samples),
         command=listed[0].command if listed else _command(options, view),
     )
 
@@ -214,14 +197,14 @@ def _waits_for_cpu(profile: Profile, budget: Budget, busy: Cells, options: Seque
         return []
     before = np.cumsum(weight[descending]) - weight[descending]
     rows = descending[before < _MOST_OF_TIME * total]
-    cpus, view = dict[str, float](), ["--class", WaitClass.RUNQUEUE.label]
+    label, cpus = WaitClass.RUNQUEUE.label, dict[str, float]()
+    view = ["--class", label]
     if lives and lives.running is not None:
         view, span = ["--budget-by", "comm"], max(sum(end - begin for begin, end in profile.meta.recorded), 1)
         ran, waited = int(lives.running[rows].sum()), int(weight[rows].sum())
         cpus = {"wanted": (ran + waited) / span, "got": ran / span, "all": profile.meta.nr_cpus}
     threads = threads_of(profile, pid[rows], tid[rows], comm[rows], weight[rows])
-    label, command = WaitClass.RUNQUEUE.label, _command(options, view)
-    return [Cause(label, "", "", total, threads, 1, [], Peers("", {}), {}, cpus, command)]
+    return [Cause(label, "", "", total, threads, 1, [], Peers("", {}), {}, cpus, _command(options, view))]
 
 
 def _still_blocked(profile: Profile, waits: Waits, causes: Causes, kind: I64) -> tuple[int, list[BlockedThread]]:
@@ -250,8 +233,9 @@ def _still_blocked(profile: Profile, waits: Waits, causes: Causes, kind: I64) ->
     return len(group(samples.pid[rows], samples.tid[rows])[0]), longest
 
 
-def _loss(counts: Mapping[LossCause, int], profile: Profile, waits: ProfileSamples) -> Loss | None:
+def _loss(profile: Profile, waits: ProfileSamples) -> Loss | None:
     """Return the largest loss: a cause `in_last_line` goes first; losses of names and lines of code go last."""
+    counts = losses.without_notes(profile.losses)
     if not counts:
         return None
     names = (Stage.NAMES, Stage.LINES)

@@ -21,12 +21,13 @@ from hypothesis import strategies as st
 
 from perf_offcpu.dataset.dataset import open_dataset
 from perf_offcpu.errors import UsageError
-from perf_offcpu.fleet.diff.outliers import limit_of, robust_z
+from perf_offcpu.fleet.diff.outliers import robust_z
 from perf_offcpu.fleet.diff.significance import SIGNIFICANT, compare_groups, compare_pairs, compare_periods
 from perf_offcpu.fleet.engine import Engine, connect
 from perf_offcpu.fleet.queries import KEYS, column_of, grouped, ranked, select
 from perf_offcpu.fleet.selection import Selection, parse_labels, parse_time, utc
 from perf_offcpu.fleet.tables import open_tables
+from perf_offcpu.report.diff.noise import errors_needed
 
 HOSTS = ("web1", "web2", "db1")
 CLASSES = ("lock", "disk", "runqueue", None)
@@ -478,4 +479,4 @@ def test_robust_z() -> None:
     z = robust_z(np.array([[1.0, 0], [2, 0], [3, 0], [4, 0], [100, 5]]))
     assert z[:, 0] == pytest.approx(np.array([-2, -1, 0, 1, 97]) / 1.4826)
     assert z[4, 1] == pytest.approx(5 / 1.2533) and not robust_z(np.ones((5, 1))).any()
-    assert limit_of(5) == 3.5 and 4 < limit_of(1000) < 4.2
+    assert errors_needed(5, 3.5) == 3.5 and 4 < errors_needed(1000, 3.5) < 4.2
