@@ -14,17 +14,16 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from perf_offcpu.agent.config import DAY_S, AgentConfig
-from perf_offcpu.agent.containers import ContainerAsker
-from perf_offcpu.agent.cost.budget import Bucket
+from perf_offcpu.agent.config import AgentConfig
 from perf_offcpu.agent.cost.keeper import BudgetKeeper
 from perf_offcpu.agent.cost.parts import keep_no_free_memory
 from perf_offcpu.agent.delivery import Delivery
 from perf_offcpu.agent.endpoint import Endpoint, Notifier, read_token
 from perf_offcpu.agent.journal import Problem, Say
 from perf_offcpu.agent.ledger import BUDGET, LOOK_NS, ON, STOPPED, Ledger, boot_id
+from perf_offcpu.agent.outlets import Outlets
 from perf_offcpu.agent.recorder import ROTATE, Recorder, arguments_of
-from perf_offcpu.agent.sinks import Backoff, DatasetSink, LeaseKeeper, PushSink
+from perf_offcpu.agent.sinks import Backoff
 from perf_offcpu.agent.spool import Spool, run_of
 from perf_offcpu.errors import PerfOffcpuError, UsageError
 from perf_offcpu.resources import commit, version
@@ -44,7 +43,7 @@ _SOUND_S: Final = 30.0
 
 RECORDER, RELOAD = "recorder", "reload"
 """Causes of gaps, in addition to the causes of lost segments."""
-SPOOL_FULL, NO_SERVER = "spool-full", "no-server"
+SPOOL_FULL = "spool-full"
 
 
 class Agent:
@@ -67,13 +66,12 @@ class Agent:
         self._backoff, self._next_cause = Backoff(), STOPPED
         self._started_s = self._measured_s = 0.0
         self._ending, self._lost = False, ""
-        self._lease: LeaseKeeper | None = None
-        self._asker: ContainerAsker | None = None
         self._keeper = BudgetKeeper(self.config, self.metrics, say)
         self._segment_began_s = 0.0  # 0: no segment grows
         self._in_pause = False  # by what the recorder has said
         self._notifier = Notifier()
-        self._open_sinks(self.config, take_over=take_over)
+        self.outlets = Outlets(self._delivery, self.spool, self.metrics, say, self._lose_lease)
+        self.outlets.use(self.config, take_over=take_over)
         place, token = self.config.listen, read_token(self.config.token_file)
         self.endpoint = Endpoint(place, self.ledger.text, self.problem, self.lack, token) if place else None
 
@@ -171,6 +169,9 @@ class Agent:
     def _on_lost(self, text: str) -> None:
         self._ending, self._lost = True, text
 
+    def _lose_lease(self, text: str) -> None:
+        self._mail.put(("lost", text))
+
     def _on_recording(self, _text: str) -> None:
         self._in_pause, self._segment_began_s = False, self._segment_began_s or time.monotonic()
         self.ledger.mark(ON)
@@ -226,7 +227,7 @@ class Agent:
             if (config.spool, config.listen) != (self.config.spool, self.config.listen):
                 raise UsageError("--spool, --listen and --port change with a restart only")
             token = read_token(config.token_file)
-            self._open_sinks(config)
+            self.outlets.use(config)
             if self.endpoint is not None:
                 self.endpoint.token = token
         except (PerfOffcpuError, OSError) as problem:
@@ -272,61 +273,6 @@ class Agent:
     def _delivered(self, samples: int, seconds: float) -> None:
         self._mail.put(("delivered", f"{samples} {seconds}"))
 
-    # Sinks
-
-    def _open_sinks(self, config: AgentConfig, *, take_over: bool = False) -> None:
-        from perf_offcpu.dataset.compact import Upkeep
-        from perf_offcpu.push.opening import open_targets
-
-        labels = dict(config.labels)
-        self._open_asker(config.containers)
-        asker = self._asker
-        names = (lambda: asker.names) if asker else None
-        dataset = DatasetSink(config.dataset, labels, names) if config.dataset else None
-        opened = open_targets(config.push, config.push_header_file, config.push_ca) if config.push else []
-        self._hold_lease(dataset, take_over=take_over)
-        push = [PushSink(*target, labels, self.spool, self.metrics, self._say) for target in opened]
-        before, delivery = self._delivery.push, self._delivery
-        delivery.dataset, delivery.push, delivery.period_ns = dataset, push, config.period_ns
-        delivery.upkeep = Upkeep(config.keep_ns, delivery.upkeep.hour if delivery.upkeep else -1)
-        if not config.max_bytes:
-            delivery.bytes = None
-        elif delivery.bytes is None:
-            delivery.bytes = Bucket(config.max_bytes, DAY_S, time.monotonic())
-        else:
-            delivery.bytes.change(config.max_bytes)
-        for sink in before:
-            sink.close(0)
-        self._drop_messages({sink.key for sink in push})
-
-    def _open_asker(self, place: str) -> None:
-        if self._asker is not None and self._asker.place != place:
-            self._asker.close(0)
-            self._asker = None
-        if place and self._asker is None:
-            self._asker = ContainerAsker(place, self.metrics, self._say)
-
-    def _hold_lease(self, dataset: DatasetSink | None, *, take_over: bool) -> None:
-        """Take the lease of `dataset` (None: no lease) and release the former one; raise LeaseTakenError if refused."""
-        before = self._lease
-        if before is not None and dataset is not None and before.url == dataset.dataset.url:
-            return
-        new = None
-        if dataset is not None:
-            store, lost = dataset.dataset.store, lambda text: self._mail.put(("lost", text))
-            new = LeaseKeeper(store, self.spool, self._say, lost, take_over=take_over)
-        if before is not None:
-            before.close(0)
-        self._lease = new
-
-    def _drop_messages(self, keys: set[str]) -> None:
-        of_servers = {name for key in keys for name in self.spool.messages(key)}
-        if messages := sorted({*self.spool.messages()} - of_servers):
-            for name in messages:
-                self.spool.remove(name)
-            self.metrics.add("push_lost_total", len(messages), NO_SERVER)
-            self._say(f"{len(messages)} messages are removed: --push does not name their servers any more")
-
     # Budgets
 
     def _bound_spool(self) -> None:
@@ -371,7 +317,6 @@ class Agent:
         self.ledger.save()
         if self.endpoint is not None:
             self.endpoint.close()
-        if self._lease is not None:
-            self._lease.close(0)
+        self.outlets.close()
         self.spool.close()
         return left

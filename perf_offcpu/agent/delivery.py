@@ -100,8 +100,12 @@ class Delivery(Worker):
             self._lose(name, *lost.args)
         except (OSError, PerfOffcpuError) as problem:
             self._retry(problem)
-        except Exception as problem:  # the next segment may work
-            self._failed(name, problem)
+        except Exception as problem:  # after many attempts the segment is given up: the next one may work
+            self._attempts += 1
+            if self._attempts >= _ATTEMPTS:
+                self._lose(name, FAILED, f"{type(problem).__name__}: {problem}")
+            else:
+                self._retry(problem)
         else:
             self._account(name, profile, parts)
 
@@ -172,14 +176,6 @@ class Delivery(Worker):
             self._spool.remove(name)
         self._head, self._attempts = None, 0
         self._say(Problem(f"a segment is lost: {why}"))
-
-    def _failed(self, name: str, problem: Exception) -> None:
-        """Plan another attempt, or give the segment up after many: it may itself be the cause."""
-        self._attempts += 1
-        if self._attempts >= _ATTEMPTS:
-            self._lose(name, FAILED, f"{type(problem).__name__}: {problem}")
-        else:
-            self._retry(problem)
 
     def _retry(self, problem: Exception) -> None:
         self._metrics.add("dataset_failures_total")

@@ -47,15 +47,14 @@ _PATIENCE_S: Final = 10.0  # time that the first answer about a lease may take; 
 class Backoff:
     """Chooses pauses between attempts: twice as long after each failure, up to a limit."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._pause_s, self._until = clock, FIRST_RETRY_S, 0.0
-        self.failures = 0
+    def __init__(self) -> None:
+        self._pause_s, self._until, self.failures = FIRST_RETRY_S, 0.0, 0
 
     def failed(self, after_s: float | None = None) -> float:
         """Count a failure; return the seconds to wait: at least the server's `after_s` (None: none), up to a limit."""
         pause_s = min(max(self._pause_s, after_s or 0.0), LAST_RETRY_S)
         self._pause_s = min(2 * self._pause_s, LAST_RETRY_S)
-        self._until, self.failures = self._clock() + pause_s, self.failures + 1
+        self._until, self.failures = time.monotonic() + pause_s, self.failures + 1
         return pause_s
 
     def worked(self) -> None:
@@ -65,7 +64,7 @@ class Backoff:
     @property
     def left_s(self) -> float:
         """Return the seconds until the next attempt; 0 or less if it is due."""
-        return self._until - self._clock()
+        return self._until - time.monotonic()
 
 
 class Worker(ABC):
@@ -206,6 +205,7 @@ class DatasetSink:
 
     def write(self, profile: Profile, origin: Origin, missing: Sequence[Missing] = ()) -> int:
         """Write a segment, over one of the same time, and gaps before it; return its bytes. Raise PerfOffcpuError."""
+        from perf_offcpu.dataset.dataset import open_dataset
         from perf_offcpu.dataset.rows import host_of
         from perf_offcpu.dataset.segment import write_segment
 
@@ -214,15 +214,9 @@ class DatasetSink:
         try:
             return write_segment(self.dataset, profile, host, _gaps(profile, missing)).bytes
         except OSError as problem:
-            self._open_again()
+            with contextlib.suppress(OSError, PerfOffcpuError):  # it may have been removed, or something mounted there
+                self.dataset = open_dataset(self._url, make=True)
             raise _named(self.dataset.url, problem) from problem
-
-    def _open_again(self) -> None:
-        """Open the dataset at the URL again, if possible: it may have been removed, or something mounted there."""
-        from perf_offcpu.dataset.dataset import open_dataset
-
-        with contextlib.suppress(OSError, PerfOffcpuError):
-            self.dataset = open_dataset(self._url, make=True)
 
 
 def _named(place: str, problem: OSError) -> PerfOffcpuError:

@@ -330,7 +330,7 @@ def test_a_second_agent_of_the_host_is_refused_on_the_dataset(agent: Agent, tmp_
     with pytest.raises(UsageError, match=re.escape(refusal)):
         Agent(lambda: other, lambda text: None)
     taker = Agent(lambda: replace(other, spool=str(tmp_path / "third")), lambda text: None, take_over=True)
-    first = agent._lease
+    first = agent.outlets.lease
     assert first is not None
     first._due_s = 0.0
     first.wake()
@@ -360,11 +360,11 @@ def test_a_dead_store_does_not_keep_the_agent_from_recording(agent: Agent, monke
 def test_a_reload_with_a_dataset_that_is_taken_changes_nothing(agent: Agent, tmp_path: Path) -> None:
     taken = replace(agent.config, dataset=str(tmp_path / "taken"))
     other = Agent(lambda: replace(taken, spool=str(tmp_path / "other")), lambda text: None)
-    before, agent._load = agent._lease, lambda: taken
+    before, agent._load = agent.outlets.lease, lambda: taken
     agent._on_reload("")
-    assert agent.metrics.value("reloads_total", "failed") == 1 and agent._lease is before
+    assert agent.metrics.value("reloads_total", "failed") == 1 and agent.outlets.lease is before
     other._delivery.start()
     other._end()
     agent._on_reload("")
-    assert agent.metrics.value("reloads_total", "done") == 1 and agent._lease is not before
+    assert agent.metrics.value("reloads_total", "done") == 1 and agent.outlets.lease is not before
     assert [len(list((tmp_path / name / "_leases").iterdir())) for name in ("set", "taken")] == [0, 1]
