@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 
 from perf_offcpu.dataset.schema import TABLES
-from perf_offcpu.dataset.store import SUFFIX, Store, imported, open_store, read_all
+from perf_offcpu.dataset.store import SUFFIX, Store, imported, open_store
 from perf_offcpu.errors import PerfOffcpuError
 from perf_offcpu.structs import frozen
 
@@ -170,7 +170,8 @@ class Dataset:
             return []
         path = f"{folder}/{note}"
         try:
-            return files_of_note(read_all(self.store, path))
+            with self.store.reader(path) as file:
+                return files_of_note(file.read())
         except ValueError:
             raise PerfOffcpuError(f"{self.store.path(path)}: is damaged") from None
 

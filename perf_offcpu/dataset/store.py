@@ -248,12 +248,6 @@ def imported(name: str) -> Any:
         raise UsageError(f"datasets need the package {package}: pip install 'perf-offcpu[fleet]'") from None
 
 
-def read_all(store: Store, path: str) -> bytes:
-    """Return all bytes of a file, a small one."""
-    with store.reader(path) as file:
-        return file.read()
-
-
 def put(store: Store, path: str, data: bytes | memoryview) -> None:
     """Write a file that appears whole or not at all."""
     with store.replacing(path) as file:

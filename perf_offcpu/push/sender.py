@@ -74,26 +74,19 @@ class Sender(Protocol):
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 
 
-def pause_s(attempt: int, after_s: float | None) -> float:
-    """Return the pause after an attempt, counted from 0: the one that the server asked for, if it did. Else it is
-    random, so that many machines do not try again at the same moment, and doubles with each attempt."""
-    if after_s is not None:
-        return after_s
-    return min(FIRST_PAUSE_S * 2.0 ** min(attempt, 16), LONGEST_PAUSE_S) * random.uniform(0.5, 1.0)
-
-
 def send_until(sender: Sender, body: bytes, deadline_s: float, waiting: Callable[[RetryLater, float], None]) -> Answer:
-    """Send a message; if the server may accept it later, try again until `deadline_s` of time.monotonic(). `waiting` is
-    called before each pause with the failure and the length of the pause. Raise RetryLater if the next attempt would be
-    after the deadline, Refused if the server will never accept the message."""
-    attempt = 0
+    """Send a message; if the server may accept it later, try again until `deadline_s` of time.monotonic(). A pause is
+    as long as the server asks for; else it is random, so that many machines do not try again at the same moment, and
+    doubles with each attempt. `waiting` is called before each pause with the failure and the length of the pause. Raise
+    RetryLater if the next attempt would be after the deadline, Refused if the server will never accept the message."""
+    longest_s = FIRST_PAUSE_S
     while True:
         try:
             return sender.send(body)
         except RetryLater as problem:
-            pause = pause_s(attempt, problem.after_s)
-            if time.monotonic() + pause > deadline_s:
+            pause_s = longest_s * random.uniform(0.5, 1.0) if problem.after_s is None else problem.after_s
+            if time.monotonic() + pause_s > deadline_s:
                 raise
-            waiting(problem, pause)
-            time.sleep(pause)
-        attempt += 1
+            waiting(problem, pause_s)
+            time.sleep(pause_s)
+            longest_s = min(2 * longest_s, LONGEST_PAUSE_S)

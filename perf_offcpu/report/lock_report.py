@@ -72,8 +72,7 @@ def render(report: LockReport, style: Style) -> Iterator[str]:
     if report.table.rows:
         yield from say.section("Locks by off-cpu time", style)
         yield from lay_out(_columns(report, style), style.width)
-        rows, weight = report.table.more
-        yield from say.and_more(rows, "more lock", say.exact_amount(weight, "ns", style))
+        yield from say.more_rows(report.table.more, "lock", "ns", style)
     for lock in report.table.rows:
         yield from _hands(lock, style)
     if report.table.refused:
@@ -130,8 +129,7 @@ def _hands(lock: LockRow, style: Style) -> Iterator[str]:
         *([say.names("Released in", functions)] if any(functions) else []),
     ]
     yield from lay_out(columns, style.width)
-    rows, weight = lock.more_hands
-    yield from say.and_more(rows, "more thread", say.exact_amount(weight, "ns", style))
+    yield from say.more_rows(lock.more_hands, "thread", "ns", style)
     yield from map(say.comment, _rest(lock, style))
     for hand in hands:
         if hand.frames and style.stacks:

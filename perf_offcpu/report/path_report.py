@@ -106,7 +106,7 @@ def render(report: PathReport, style: Style, limit: int | None) -> Iterator[str]
     rows = report.rows[:limit]
     yield from lay_out(_row_columns(rows, report, style), style.width)
     more = report.rows[len(rows) :]
-    yield from say.and_more(len(more), "more row", say.exact_amount(sum(row.ns for row in more), "ns", style))
+    yield from say.more_rows((len(more), sum(row.ns for row in more)), "row", "ns", style)
     yield from say.section("Who: a thread below another one ended its waits", style)
     hops = report.hops[:limit]
     yield from lay_out(_hop_columns(hops, report, style), style.width)

@@ -245,7 +245,7 @@ def render(report: SerialReport, style: Style, limit: int | None) -> Iterator[st
     rows = report.rows[:limit]
     yield from lay_out(_row_columns(rows, report, style), style.width)
     more = report.rows[len(rows) :]
-    yield from say.and_more(len(more), "more row", say.exact_amount(sum(row.weight for row in more), "ns", style))
+    yield from say.more_rows((len(more), sum(row.weight for row in more)), "row", "ns", style)
     yield from say.section("Waits that ended while one thread ran", style)
     waits = report.waits[:limit]
     yield from lay_out(_wait_columns(waits, style), style.width)

@@ -113,7 +113,47 @@ class Interval:
 
     def rows(self, key: str) -> list[Row]:
         """Return the table by a key (`commands.top.KEYS`), longest blocked first."""
-        return _rows(self, key)
+        chosen, lives = np.flatnonzero(self.chosen), self.lives
+        column, of_lives, label = _column(self, key)
+        threads = np.flatnonzero(self.lives_chosen) if len(of_lives) else np.empty(0, np.int64)
+        both = np.concatenate([column[chosen], of_lives[threads]])
+        first, row_of = group(both)
+        row_of, thread_row = np.split(row_of, [len(chosen)])
+        number = len(first)
+        samples, lengths = self.profile.samples.take(chosen), self.whole.take(chosen)
+        now = self.now()[chosen]
+        blocked = self.blocked_ns()[chosen]
+        times = [sum_by(row_of, values, number) for values in (blocked, samples.period - blocked)]
+        running: list[int | None] = [None] * number
+        if len(of_lives):
+            times = [sum_by(thread_row, values[threads], number) for values in (lives.blocked_ns(), lives.runnable)]
+        if len(of_lives) and lives.running is not None:
+            running = sum_by(thread_row, lives.running[threads], number).tolist()
+        since = max_by(np.where(now, row_of, -1), lengths.period, number)
+        is_longest = now & (lengths.period == since[row_of]) & lengths.has(SampleFlag.BEGAN_BEFORE)
+        columns = (
+            times[0].tolist(),
+            times[1].tolist(),
+            running,
+            totals_of(lengths, row_of, number, ~now),
+            np.bincount(row_of[now], minlength=number).tolist(),
+            np.maximum(since, 0).tolist(),
+            (np.bincount(row_of[is_longest], minlength=number) > 0).tolist(),
+        )
+        sample_rows = np.append(chosen, np.full(len(threads), -1))[first].tolist()
+        rows = [
+            Row(
+                label(value, sample_row),
+                value,
+                *(ns_blocked, ns_runnable, ns_running),
+                *(total.count, total.average, total.longest if total.count else None),
+                *others,
+            )
+            for value, sample_row, ns_blocked, ns_runnable, ns_running, total, *others in zip(
+                both[first].tolist(), sample_rows, *columns, strict=True
+            )
+        ]
+        return sorted(rows, key=lambda row: (-row.blocked, -row.runnable, row.label))
 
     def showing(self, idle: str) -> "Interval":
         """Return the whole interval with idle threads hidden ("hide"), shown ("show"), or shown alone ("only")."""
@@ -205,47 +245,3 @@ def _stacks(profile: Profile, waits: Waits) -> tuple[I64, I64, Callable[[int, in
 def comm_at(profile: Profile, tid: int, time_ns: int) -> str:
     """Return the name of a thread at a time; "" unknown."""
     return profile.strings[int(profile.comms_at(np.array([tid], np.int32), np.array([time_ns]))[0])]
-
-
-def _rows(interval: Interval, key: str) -> list[Row]:
-    chosen, lives = np.flatnonzero(interval.chosen), interval.lives
-    column, of_lives, label = _column(interval, key)
-    threads = np.flatnonzero(interval.lives_chosen) if len(of_lives) else np.empty(0, np.int64)
-    both = np.concatenate([column[chosen], of_lives[threads]])
-    first, row_of = group(both)
-    row_of, thread_row = np.split(row_of, [len(chosen)])
-    number = len(first)
-    samples, lengths = interval.profile.samples.take(chosen), interval.whole.take(chosen)
-    now = interval.now()[chosen]
-    blocked = interval.blocked_ns()[chosen]
-    times = [sum_by(row_of, values, number) for values in (blocked, samples.period - blocked)]
-    running: list[int | None] = [None] * number
-    if len(of_lives):
-        times = [sum_by(thread_row, values[threads], number) for values in (lives.blocked_ns(), lives.runnable)]
-    if len(of_lives) and lives.running is not None:
-        running = sum_by(thread_row, lives.running[threads], number).tolist()
-    since = max_by(np.where(now, row_of, -1), lengths.period, number)
-    is_longest = now & (lengths.period == since[row_of]) & lengths.has(SampleFlag.BEGAN_BEFORE)
-    columns = (
-        times[0].tolist(),
-        times[1].tolist(),
-        running,
-        totals_of(lengths, row_of, number, ~now),
-        np.bincount(row_of[now], minlength=number).tolist(),
-        np.maximum(since, 0).tolist(),
-        (np.bincount(row_of[is_longest], minlength=number) > 0).tolist(),
-    )
-    sample_rows = np.append(chosen, np.full(len(threads), -1))[first].tolist()
-    rows = [
-        Row(
-            label(value, sample_row),
-            value,
-            *(ns_blocked, ns_runnable, ns_running),
-            *(total.count, total.average, total.longest if total.count else None),
-            *others,
-        )
-        for value, sample_row, ns_blocked, ns_runnable, ns_running, total, *others in zip(
-            both[first].tolist(), sample_rows, *columns, strict=True
-        )
-    ]
-    return sorted(rows, key=lambda row: (-row.blocked, -row.runnable, row.label))

@@ -104,8 +104,8 @@ class TopApp(App[None]):
         Binding("w", "write", "Write"),
         Binding("s", "picture", show=False),
         Binding("question_mark", "help", "Help"),
-        Binding("q", "end", "Quit"),
-        Binding("ctrl+c", "end", show=False, priority=True),
+        Binding("q", "quit", "Quit"),
+        Binding("ctrl+c", "quit", show=False, priority=True),
         *(Binding(str(number), f"choose({number})", show=False) for number in range(10)),
     ]
 
@@ -275,10 +275,6 @@ class TopApp(App[None]):
     def on_flame_view_moved(self) -> None:
         """Show the path with the function that is now chosen."""
         self._show_path()
-
-    def action_end(self) -> None:
-        """End the program."""
-        self.exit()
 
     def on_input_changed(self, event: Input.Changed) -> None:
         """Filter at each key."""

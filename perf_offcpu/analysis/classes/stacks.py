@@ -73,12 +73,9 @@ def evidence_of_stacks(profile: Profile, programs: Rules) -> tuple[list[Evidence
         column[there] = answer
     first, group_of = group(*columns)
     rows = zip(*(column[first].tolist() for column in columns), strict=True)
-    evidence = [Evidence(*row)._replace(rules=met_sets[row[-1]]) for row in rows]
-    evidence = [
-        row_evidence._replace(entry_name=strings[row_evidence.entry]) if row_evidence.entry > 0 else row_evidence
-        for row_evidence in evidence
-    ]
-    return evidence, group_of[of_sample]
+    evidences = (Evidence(*row) for row in rows)  # with the number of a set in place of the set
+    named = [row._replace(rules=met_sets[row.rules], entry_name=strings[max(row.entry, 0)]) for row in evidences]
+    return named, group_of[of_sample]
 
 
 def _if(patterns: str) -> Callable[[str], int | None]:

@@ -190,8 +190,7 @@ def outliers(unlike: Outliers, new: Head, style: Style, limit: int | None) -> It
         *key_columns(unlike.keys, [row.values for row in rows]),
     ]
     yield from coloured_table(columns, style)
-    if len(unlike.rows) > len(rows):
-        yield say.comment(f"and {say.plural(len(unlike.rows) - len(rows), 'more row')}")
+    yield from say.and_more(len(unlike.rows) - len(rows), "more row")
 
 
 def _percent(row: Change) -> str:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from perf_offcpu import losses
 from perf_offcpu.analysis.group import group, sum_by
-from perf_offcpu.report.diff.compare import Comparison, Row
-from perf_offcpu.report.diff.sides import Per, Side
+from perf_offcpu.report.diff.compare import Comparison, Row, Table
+from perf_offcpu.report.diff.sides import Groups, Per, Side
 from perf_offcpu.report.style import plural
 from perf_offcpu.report.totals import Total
 from perf_offcpu.report.verdict.text import cause_words, names_text, time_text
@@ -31,6 +31,7 @@ class Idle:
 class Verdict:
     """Causes that became worse or better: rows of `Comparison.causes`, the largest change first."""
 
+    table: Table  # `Comparison.causes`
     worse: list[Row]
     better: list[Row]
     idle: tuple[Idle, Idle]  # of the old recording and of the new one
@@ -54,8 +55,8 @@ def verdict_of(comparison: Comparison, options: Sequence[tuple[str, str]], diff:
     kept = [word for pair in options if pair[0] != "--class" or not costs for word in pair]
     narrowed = ["--class", costs[0].values[0]] if costs else []
     words = ["perf-offcpu", "convert", "--flamegraph", "--diff", diff, *kept, *narrowed]
-    comms = {row.number: _comms(comparison, row.number) for row in (*worse, *better)}
-    return Verdict(worse, better, (_idle(old), _idle(new)), (lost, new_lost), comms, shlex.join(words))
+    comms = {row.number: _comms(comparison, table.groups, row.number) for row in (*worse, *better)}
+    return Verdict(table, worse, better, (_idle(old), _idle(new)), (lost, new_lost), comms, shlex.join(words))
 
 
 def _idle(side: Side) -> Idle:
@@ -65,8 +66,7 @@ def _idle(side: Side) -> Idle:
     return Idle(len(group(samples.pid, samples.tid)[0]) + hidden, weight * side.scale)
 
 
-def _comms(comparison: Comparison, number: int) -> list[str]:
-    groups = comparison.causes.groups if comparison.causes else comparison.groups.groups
+def _comms(comparison: Comparison, groups: Groups, number: int) -> list[str]:
     weights: dict[str, float] = {}
     for side, group_of in ((comparison.old, groups.old), (comparison.new, groups.new)):
         samples = side.subject.samples.take(group_of == number)
@@ -85,8 +85,9 @@ def sentences_of(comparison: Comparison, verdict: Verdict) -> list[str]:
         for word, rows in (("Worse", verdict.worse), ("Better", verdict.better))
         if rows
     ]
-    others = [*_noise(comparison, found_causes=bool(causes)), *_idle_threads(verdict, comparison.per)]
-    return [_total(comparison), *causes, *others, _losses(verdict), f"Next: {verdict.command}"]
+    noise = _noise(verdict.table, comparison.per, found_causes=bool(causes))
+    idle = _idle_threads(verdict, comparison.per)
+    return [_total(comparison), *causes, *noise, *idle, _losses(verdict), f"Next: {verdict.command}"]
 
 
 def _total(comparison: Comparison) -> str:
@@ -114,16 +115,13 @@ def _waits(total: Total) -> str:
     return f"{plural(total.count, 'wait')}{mean}"
 
 
-def _noise(comparison: Comparison, *, found_causes: bool) -> Iterator[str]:
-    table = comparison.causes
-    if table is None:  # then there is no verdict either
-        return
+def _noise(table: Table, per: Per, *, found_causes: bool) -> Iterator[str]:
     causes, cut = table.groups.number, table.noise
     if not found_causes:
         of_idle = (table.rows or table.more.rows) and cut.rows < causes
         yield "Only threads that merely wait for work changed." if of_idle else "No change is more than noise."
     if cut.rows:
-        changes = f"{_signed(cut.grown)} and {_signed(cut.shrunk)} per {comparison.per.name}"
+        changes = f"{_signed(cut.grown)} and {_signed(cut.shrunk)} per {per.name}"
         yield f"Noise: {cut.rows} of {plural(causes, 'cause')}: {changes}, the largest {_time(cut.largest)}."
 
 

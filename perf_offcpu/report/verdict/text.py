@@ -182,9 +182,8 @@ def _peers(peers: Peers) -> str:
 
 def _threads(threads: Threads) -> str:
     parts = [f"{comm} ({number})" if number > 1 else comm for comm, number in threads.comms.items()]
-    shown = parts if len(parts) <= _COMMS else parts[:_COMMS]
-    more = len(parts) - len(shown)
-    return ", ".join([*shown, *([f"+{more}"] if more else [])])
+    more = len(parts) - _COMMS
+    return ", ".join([*parts[:_COMMS], *([f"+{more}"] if more > 0 else [])])
 
 
 def _laid_out(rows: Sequence[Sequence[str]]) -> Iterator[str]:

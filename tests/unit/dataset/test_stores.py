@@ -20,7 +20,7 @@ from perf_offcpu.dataset.lease import Lease, LeaseTakenError
 from perf_offcpu.dataset.rows import Host
 from perf_offcpu.dataset.schema import TABLES
 from perf_offcpu.dataset.segment import write_segment
-from perf_offcpu.dataset.store import Store, open_store, put, read_all
+from perf_offcpu.dataset.store import Store, open_store, put
 from perf_offcpu.errors import FormatError, PerfOffcpuError, UsageError
 from perf_offcpu.model.profile import Profile
 
@@ -76,6 +76,11 @@ def test_hostile_names_stay_printable_text(dataset: Dataset) -> None:
     assert len(names) == 6, "hosts of similar names have different files"
 
 
+def content(store: Store, path: str) -> bytes:
+    with store.reader(path) as file:
+        return file.read()
+
+
 def test_a_failed_write_leaves_nothing(dataset: Dataset) -> None:
     with pytest.raises(RuntimeError), dataset.store.replacing("samples/x.parquet") as file:
         file.write(b"half")
@@ -83,7 +88,7 @@ def test_a_failed_write_leaves_nothing(dataset: Dataset) -> None:
     assert dataset.store.names("samples") == []
     put(dataset.store, "samples/x.parquet", b"whole")
     put(dataset.store, "samples/x.parquet", b"again")
-    assert read_all(dataset.store, "samples/x.parquet") == b"again"
+    assert content(dataset.store, "samples/x.parquet") == b"again"
 
 
 def test_links_in_a_local_dataset_are_not_followed(tmp_path: Path) -> None:
@@ -94,7 +99,7 @@ def test_links_in_a_local_dataset_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "set" / "stacks").mkdir()
     (tmp_path / "set" / "stacks" / "x").symlink_to("/etc/passwd")
     with pytest.raises(PerfOffcpuError, match="set/stacks/x: it is a symbolic link"):
-        read_all(dataset.store, "stacks/x")
+        content(dataset.store, "stacks/x")
 
 
 @pytest.mark.parametrize("folder", ["samples", "samples/date=2026-01-01", "samples/date=2026-01-01/hour=00"])
@@ -163,7 +168,7 @@ def lease(store: Store, holder: str, host: str = "web/1", boot: str = "boot") ->
 
 def aged(store: Store, path: str, monotonic_s: float = 0, utc_s: int = 0) -> None:
     """Make a lease older."""
-    held = json.loads(read_all(store, path))
+    held = json.loads(content(store, path))
     held["renewed_ns"], held["utc_s"] = held["renewed_ns"] - int(monotonic_s * 1e9), held["utc_s"] - utc_s
     put(store, path, json.dumps(held).encode())
 
