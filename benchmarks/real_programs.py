@@ -188,19 +188,19 @@ def page(outcomes: list[Outcome]) -> str:
     counts = Counter(one.place for one in outcomes)
     numbers = ", ".join(f"{counts[place]} {place}" for place in (AT_ONCE, "in the table", "wrong"))
     cells = (
-        (one.scenario.name, one.scenario.cause, one.truth or "-", one.rows[0], one.place.replace(AT_ONCE, ""))
+        (one.scenario.name, one.scenario.cause, one.rows[0] + ("" if one.place == AT_ONCE else f" ({one.place})"))
         for one in outcomes
     )
     table = "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in cells)
     return f"""# Real programs
 
-What the first row of a report says of real programs that are slow for a known reason, next to the truth by
-other means. `scripts/real-programs --write` makes this page; benchmarks/real_programs.toml has the commands.
+What the first row of a report says of real programs that are slow for a known reason. `scripts/real-programs --write`
+makes this page, and prints the truth by other means; benchmarks/real_programs.toml has the commands.
 
 {len(outcomes)} scenarios on Linux {platform.release()} with {os.cpu_count()} CPUs: {numbers}.
 
-| program | what it waits for | by other means | first row of the report | else |
-|---|---|---|---|---|
+| program | what it waits for | first row of the report |
+|---|---|---|
 {table}
 """
 
