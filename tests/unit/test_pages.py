@@ -124,27 +124,28 @@ def classes_page(text: str) -> str:
     ]
     made = table("| class | waits for | system calls that alone mean it |", *rows)
     text = replaced(r"^\| class \|.*\n(?:\|.*\n)*", made, text)
-    return replaced(r"^\| program \|.*\n(?:\|.*\n)*", rules_table(), text)
+    return replaced(r"^- \w+, the mutex.*\n(?:- .*\n)*", rules_list(), text)
 
 
-def rules_table() -> str:
-    rows = ["| program | waits for | functions | class, idle |"]
+def rules_list() -> str:
+    rows = []
     for rule in built_in_rules():
         frames, callers = (code(names) for names in (rule.frames, rule.callers))
         frames = f"{frames} called by {callers}" if callers else frames
         idle = {True: "idle", False: "", None: "idle by who ends it"}[rule.for_work]
         wait_class = f"`{rule.wait_class}`" if rule.wait_class else ""
-        rows.append(f"| {rule.program} | {rule.meaning} | {frames} | {wait_class} {idle} |".replace("  ", " "))
-    return table(*rows)
+        said = " ".join(filter(None, (wait_class, idle)))
+        rows.append(f"{rule.program}, {rule.meaning}: {frames}" + (f" → {said}" if said else ""))
+    return entries(*rows)
 
 
 def interpreters_page(text: str) -> str:
-    rows = [f"| `{frame}` | {code(functions)} |" for frame, functions in INTERPRETERS.items()]
-    return replaced(r"^\| frame \| f.*\n(?:\|.*\n)*", table("| frame | functions |", *rows), text)
+    rows = [f"`{frame}`: {code(functions)}" for frame, functions in INTERPRETERS.items()]
+    return replaced(r"^- `\[CPython\]`.*\n(?:- .*\n)*", entries(*rows), text)
 
 
 def code(names: str) -> str:
-    return " ".join(f"`{name}`" for name in names.split()).replace("|", "\\|")
+    return " ".join(f"`{name}`" for name in names.split())
 
 
 def selection_options(text: str) -> str:
