@@ -187,11 +187,11 @@ def page(outcomes: list[Outcome]) -> str:
     """Return the page of the results."""
     counts = Counter(one.place for one in outcomes)
     numbers = ", ".join(f"{counts[place]} {place}" for place in (AT_ONCE, "in the table", "wrong"))
-    cells = (
-        (one.scenario.name, one.scenario.cause, one.rows[0] + ("" if one.place == AT_ONCE else f" ({one.place})"))
+    rows = "\n".join(
+        f"- {one.scenario.name} ({one.scenario.cause}): {one.rows[0]}"
+        + ("" if one.place == AT_ONCE else f" ({one.place})")
         for one in outcomes
     )
-    table = "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in cells)
     return f"""# Real programs
 
 What the first row of a report says of real programs that are slow for a known reason. `scripts/real-programs --write`
@@ -199,9 +199,9 @@ makes this page, and prints the truth by other means; benchmarks/real_programs.t
 
 {len(outcomes)} scenarios on Linux {platform.release()} with {os.cpu_count()} CPUs: {numbers}.
 
-| program | what it waits for | first row of the report |
-|---|---|---|
-{table}
+Each program, what it waits for, and the row:
+
+{rows}
 """
 
 

@@ -118,11 +118,8 @@ def model_table(kind: type[Table]) -> str:
 
 
 def classes_page(text: str) -> str:
-    rows = [
-        f"| `{class_.label}` | {class_.row.meaning} | {' '.join(sorted(class_.row.syscalls.split()))} |"
-        for class_ in CLASSES
-    ]
-    made = table("| class | waits for | system calls that alone mean it |", *rows)
+    rows = [f"| `{class_.label}` | {class_.row.meaning} |" for class_ in CLASSES]
+    made = table("| class | waits for |", *rows)
     text = replaced(r"^\| class \|.*\n(?:\|.*\n)*", made, text)
     return replaced(r"^- \w+, the mutex.*\n(?:- .*\n)*", rules_list(), text)
 
