@@ -106,8 +106,11 @@ def model_table(kind: type[Table]) -> str:
     if kind is ProfileSamples:
         shared = {name: column for name, column in kind.columns.items() if Samples.columns.get(name) == column}
         meaning += f" The columns of Samples up to `{[*shared][-1]}`, and:"
+    tcp = [name for name in kind.columns if name.startswith("tcp_") and name not in shared]
     for name, column in kind.columns.items():
-        if name not in shared:
+        if tcp and name == tcp[0]:
+            rows.append(f"`{tcp[0]}` to `{tcp[-1]}` {column.dtype}: facts about a TCP connection (payload-format.md)")
+        elif name not in shared and name not in tcp:
             none = "" if column.sentinel is None else f" ({column.sentinel})"
             unit = f", {column.unit}" if column.unit else ""
             rows.append(f"`{name}` {column.dtype}{unit}{none}: {column.doc}")
