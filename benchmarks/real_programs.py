@@ -188,18 +188,19 @@ def page(outcomes: list[Outcome]) -> str:
     counts = Counter(one.place for one in outcomes)
     numbers = ", ".join(f"{counts[place]} {place}" for place in (AT_ONCE, "in the table", "wrong"))
     rows = "\n".join(
-        f"- {one.scenario.name} ({one.scenario.cause}): {one.rows[0]}"
-        + ("" if one.place == AT_ONCE else f" ({one.place})")
+        f"- {one.scenario.name} ({one.scenario.cause})"
+        + ("" if one.place == AT_ONCE else f": {one.place}; first row: {one.rows[0]}")
         for one in outcomes
     )
     return f"""# Real programs
 
-What the first row of a report says of real programs that are slow for a known reason. `scripts/real-programs --write`
-makes this page, and prints the truth by other means; benchmarks/real_programs.toml has the commands.
+Real programs that are slow for a known reason, and whether the first row of the report names it ("right at once").
+`scripts/real-programs --write` makes this page, and prints the rows and the truth by other means;
+benchmarks/real_programs.toml has the commands.
 
 {len(outcomes)} scenarios on Linux {platform.release()} with {os.cpu_count()} CPUs: {numbers}.
 
-Each program, what it waits for, and the row:
+Each program, and what it waits for:
 
 {rows}
 """
