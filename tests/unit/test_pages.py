@@ -57,9 +57,16 @@ def dataset_page(text: str) -> str:
 
 
 def dataset_table(columns: tuple[Column, ...]) -> str:
-    return entries(
-        *(f"`{column.name}` {column.type}{' or null' if column.nullable else ''}: {column.doc}" for column in columns)
-    )
+    samples = {(column.name, column.type): column.doc for column in TABLES["samples"]}
+    rows, shared = [], []
+    for column in columns:
+        if columns is not TABLES["samples"] and samples.get((column.name, column.type)) == column.doc:
+            shared.append(f"`{column.name}`")
+        else:
+            rows.append(f"`{column.name}` {column.type}{' or null' if column.nullable else ''}: {column.doc}")
+    if shared:
+        rows.append(f"as in samples: {', '.join(shared)}")
+    return entries(*rows)
 
 
 # losses.md
