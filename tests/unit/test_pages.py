@@ -29,11 +29,6 @@ from perf_offcpu.model.recording import SampleFlag, Samples
 DOCUMENTATION = Path(__file__).parents[2] / "Documentation"
 
 
-def table(*rows: str) -> str:
-    """Return a table of a title and rows in Markdown."""
-    return "\n".join([rows[0], "|---" * (rows[0].count("|") - 1) + "|", *rows[1:], ""])
-
-
 def entries(*rows: str) -> str:
     """Return a list in Markdown."""
     return "".join(f"- {row}\n" for row in rows)
@@ -128,9 +123,8 @@ def model_table(kind: type[Table]) -> str:
 
 
 def classes_page(text: str) -> str:
-    rows = [f"| `{class_.label}` | {class_.row.meaning} |" for class_ in CLASSES]
-    made = table("| class | waits for |", *rows)
-    text = replaced(r"^\| class \|.*\n(?:\|.*\n)*", made, text)
+    made = entries(*(f"`{class_.label}`: {class_.row.meaning}" for class_ in CLASSES))
+    text = replaced(r"^- `lock`.*\n(?:- .*\n)*", made, text)
     return replaced(r"^- \w+, the mutex.*\n(?:- .*\n)*", rules_list(), text)
 
 
