@@ -187,21 +187,22 @@ def page(outcomes: list[Outcome]) -> str:
     """Return the page of the results."""
     counts = Counter(one.place for one in outcomes)
     numbers = ", ".join(f"{counts[place]} {place}" for place in (AT_ONCE, "in the table", "wrong"))
-    cells = (
-        (one.scenario.name, one.scenario.cause, one.truth or "-", one.rows[0], one.place.replace(AT_ONCE, ""))
+    rows = "\n".join(
+        f"- {one.scenario.name} ({one.scenario.cause})"
+        + ("" if one.place == AT_ONCE else f": {one.place}; first row: {one.rows[0]}")
         for one in outcomes
     )
-    table = "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in cells)
     return f"""# Real programs
 
-What the first row of a report says of real programs that are slow for a known reason, next to the truth by
-other means. `scripts/real-programs --write` makes this page; benchmarks/real_programs.toml has the commands.
+Real programs that are slow for a known reason, and whether the first row of the report names it ("right at once").
+`scripts/real-programs --write` makes this page, and prints the rows and the truth by other means;
+benchmarks/real_programs.toml has the commands.
 
 {len(outcomes)} scenarios on Linux {platform.release()} with {os.cpu_count()} CPUs: {numbers}.
 
-| program | what it waits for | by other means | first row of the report | else |
-|---|---|---|---|---|
-{table}
+Each program, and what it waits for:
+
+{rows}
 """
 
 

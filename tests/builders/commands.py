@@ -27,8 +27,8 @@ exec cat
 def of_views() -> list[str]:
     """Return the command of each row of which-view.md; one row has none."""
     page = (TOP / "Documentation" / "which-view.md").read_text()
-    commands = re.findall(r"^\|[^|]+\| `(perf-offcpu [^`]+)`", page, re.MULTILINE)
-    assert len(re.findall(r"^\| (?!question).*", page, re.MULTILINE)) == len(commands) + 1
+    commands = re.findall(r"^- .*?[:?)] `(perf-offcpu [^`]+)`", page, re.MULTILINE)
+    assert len(re.findall(r"^- ", page, re.MULTILINE)) == len(commands) + 1
     return commands
 
 

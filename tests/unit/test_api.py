@@ -35,7 +35,7 @@ def test_the_documented_example_and_columns(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     # futex() waits for locks: no symbols are needed to know.
     assert done.stdout.splitlines()[:2] == ["wait_class", "lock     805857539"], done.stdout
-    assert "".join(f"| `{name}` | {meaning} |\n" for name, meaning in COLUMNS.items()) in text
+    assert "".join(f"- `{name}`: {meaning}\n" for name, meaning in COLUMNS.items()) in text
 
 
 def test_the_import_costs_nothing() -> None:

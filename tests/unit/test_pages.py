@@ -29,9 +29,9 @@ from perf_offcpu.model.recording import SampleFlag, Samples
 DOCUMENTATION = Path(__file__).parents[2] / "Documentation"
 
 
-def table(*rows: str) -> str:
-    """Return a table of a title and rows in Markdown."""
-    return "\n".join([rows[0], "|---" * (rows[0].count("|") - 1) + "|", *rows[1:], ""])
+def entries(*rows: str) -> str:
+    """Return a list in Markdown."""
+    return "".join(f"- {row}\n" for row in rows)
 
 
 def replaced(pattern: str, part: str, text: str) -> str:
@@ -52,10 +52,16 @@ def dataset_page(text: str) -> str:
 
 
 def dataset_table(columns: tuple[Column, ...]) -> str:
-    rows = [
-        f"| `{column.name}` {column.type}{' or null' if column.nullable else ''} | {column.doc} |" for column in columns
-    ]
-    return table("| column, type | meaning |", *rows)
+    samples = {(column.name, column.type): column.doc for column in TABLES["samples"]}
+    rows, shared = [], []
+    for column in columns:
+        if columns is not TABLES["samples"] and samples.get((column.name, column.type)) == column.doc:
+            shared.append(f"`{column.name}`")
+        else:
+            rows.append(f"`{column.name}` {column.type}{' or null' if column.nullable else ''}: {column.doc}")
+    if shared:
+        rows.append(f"as in samples: {', '.join(shared)}")
+    return entries(*rows)
 
 
 # losses.md
@@ -68,8 +74,8 @@ def losses_page(text: str) -> str:
 def losses_section(stage: Stage) -> str:
     causes = [row for row in CAUSES.values() if row.stage is stage]
     said_by_title = {Stage.NAMES: "no name: ", Stage.LINES: "no source lines: "}.get(stage, "")
-    rows = [f"| `{row.name}`{mark(row)} | {str(row).removeprefix(said_by_title)} |" for row in causes]
-    return f"## {stage.value}\n\n" + table("| name | lost; remedy |", *rows)
+    rows = [f"`{row.name}`{mark(row)}: {str(row).removeprefix(said_by_title)}" for row in causes]
+    return f"## {stage.value}\n\n{entries(*rows)}"
 
 
 def mark(row: LossCause) -> str:
@@ -97,49 +103,50 @@ def model_page(text: str) -> str:
 
 def model_table(kind: type[Table]) -> str:
     meaning = (kind.__doc__ or "").partition("\n")[0].replace("`", "")
-    rows = ["| column, dtype | none | meaning |"]
+    rows = []
     shared = {}
     if kind is ProfileSamples:
         shared = {name: column for name, column in kind.columns.items() if Samples.columns.get(name) == column}
         meaning += f" The columns of Samples up to `{[*shared][-1]}`, and:"
+    tcp = [name for name in kind.columns if name.startswith("tcp_") and name not in shared]
     for name, column in kind.columns.items():
-        if name not in shared:
-            none, unit = "" if column.sentinel is None else column.sentinel, f", {column.unit}" if column.unit else ""
-            rows.append(f"| `{name}` {column.dtype}{unit} | {none} | {column.doc} |")
-    return f"### {kind.__name__}\n\n{meaning}\n\n{table(*rows)}"
+        if tcp and name == tcp[0]:
+            rows.append(f"`{tcp[0]}` to `{tcp[-1]}` {column.dtype}: facts about a TCP connection (payload-format.md)")
+        elif name not in shared and name not in tcp:
+            none = "" if column.sentinel is None else f" ({column.sentinel})"
+            unit = f", {column.unit}" if column.unit else ""
+            rows.append(f"`{name}` {column.dtype}{unit}{none}: {column.doc}")
+    return f"### {kind.__name__}\n\n{meaning}\n\n{entries(*rows)}"
 
 
 # wait-classes.md, user-stacks.md, and the part of several man pages about selections
 
 
 def classes_page(text: str) -> str:
-    rows = [
-        f"| `{class_.label}` | {class_.row.meaning} | {' '.join(sorted(class_.row.syscalls.split()))} |"
-        for class_ in CLASSES
-    ]
-    made = table("| class | waits for | system calls that alone mean it |", *rows)
-    text = replaced(r"^\| class \|.*\n(?:\|.*\n)*", made, text)
-    return replaced(r"^\| program \|.*\n(?:\|.*\n)*", rules_table(), text)
+    made = entries(*(f"`{class_.label}`: {class_.row.meaning}" for class_ in CLASSES))
+    text = replaced(r"^- `lock`.*\n(?:- .*\n)*", made, text)
+    return replaced(r"^- \w+, the mutex.*\n(?:- .*\n)*", rules_list(), text)
 
 
-def rules_table() -> str:
-    rows = ["| program | waits for | functions | class, idle |"]
+def rules_list() -> str:
+    rows = []
     for rule in built_in_rules():
         frames, callers = (code(names) for names in (rule.frames, rule.callers))
         frames = f"{frames} called by {callers}" if callers else frames
         idle = {True: "idle", False: "", None: "idle by who ends it"}[rule.for_work]
         wait_class = f"`{rule.wait_class}`" if rule.wait_class else ""
-        rows.append(f"| {rule.program} | {rule.meaning} | {frames} | {wait_class} {idle} |".replace("  ", " "))
-    return table(*rows)
+        said = " ".join(filter(None, (wait_class, idle)))
+        rows.append(f"{rule.program}, {rule.meaning}: {frames}" + (f" → {said}" if said else ""))
+    return entries(*rows)
 
 
 def interpreters_page(text: str) -> str:
-    rows = [f"| `{frame}` | {code(functions)} |" for frame, functions in INTERPRETERS.items()]
-    return replaced(r"^\| frame \| f.*\n(?:\|.*\n)*", table("| frame | functions |", *rows), text)
+    rows = [f"`{frame}`: {code(functions)}" for frame, functions in INTERPRETERS.items()]
+    return replaced(r"^- `\[CPython\]`.*\n(?:- .*\n)*", entries(*rows), text)
 
 
 def code(names: str) -> str:
-    return " ".join(f"`{name}`" for name in names.split()).replace("|", "\\|")
+    return " ".join(f"`{name}`" for name in names.split())
 
 
 def selection_options(text: str) -> str:
@@ -158,28 +165,27 @@ _LAYOUTS = (
 LAYOUTS = {layout.name: layout for layout in _LAYOUTS}
 _KINDS = (offcpu.Kind, offcpu.WaitFlag, offcpu.Lost, offcpu.ObjectLost, wait_objects.ObjectKind, wait_objects.LockRole)
 ENUMS = {kind.__name__: kind for kind in _KINDS}
-MARK = re.compile(r"^<!-- (table|values): (.+) -->\n(\n\|(?:.*\n)+?(?=\n))?", re.MULTILINE)
+MARK = re.compile(r"^<!-- (table|values): (.+) -->\n(\n- (?:.*\n)+?(?=\n))?", re.MULTILINE)
 
 
 def payload_page(text: str) -> str:
-    """Return the page with a new table after each mark."""
+    """Return the page with a new list after each mark."""
     assert {place[2] for place in MARK.finditer(text)} == {*LAYOUTS, *ENUMS}
 
     def marked(place: re.Match[str]) -> str:
         rows = layout_rows(LAYOUTS[place[2]]) if place[1] == "table" else enum_rows(ENUMS[place[2]])
-        return f"<!-- {place[1]}: {place[2]} -->\n\n" + table(*(f"| {' | '.join(row)} |" for row in rows))
+        return f"<!-- {place[1]}: {place[2]} -->\n\n{entries(*rows)}"
 
     return MARK.sub(marked, text)
 
 
-def layout_rows(layout: Layout) -> Iterator[list[str]]:
-    has_unknown = any(field.unknown for field in layout.fields)
-    yield ["offset", "field", *(["unknown"] if has_unknown else []), "meaning"]
+def layout_rows(layout: Layout) -> Iterator[str]:
     for field in layout.fields:
         if isinstance(field.type, Layout):
             continue
-        unknown = [unknown_value(field)] if has_unknown else []
-        yield [offset(layout, field), f"`{declaration(field)}`", *unknown, field.doc]
+        unknown = f" ({unknown_value(field)})" if field.unknown else ""
+        row = f"{offset(layout, field)} `{declaration(field)}`{unknown}: {field.doc}"
+        yield row.strip().removesuffix(":")
 
 
 def offset(layout: Layout, field: Field) -> str:
@@ -201,13 +207,12 @@ def unknown_value(field: Field) -> str:
     return f"2^{8 * field.type.size}-1" if field.unknown == largest else str(field.unknown)
 
 
-def enum_rows(kind: type[enum.IntEnum | enum.IntFlag]) -> Iterator[list[str]]:
+def enum_rows(kind: type[enum.IntEnum | enum.IntFlag]) -> Iterator[str]:
     is_flag = issubclass(kind, enum.IntFlag)
-    yield ["bit" if is_flag else "value", "name", "meaning"]
     meanings = member_docs(kind)
     for member in kind:
         value, name = member.value.bit_length() - 1 if is_flag else member.value, str(member.name)
-        yield [str(value), name, meanings[name]]
+        yield f"{value} {name}: {meanings[name]}"
 
 
 def member_docs(kind: type[enum.Enum]) -> dict[str, str]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processes, rights and system calls of the package stand in `Documentation/security.md`, with the reason.
 
-A table of that page has a row for each module that starts a process, changes rights, limits or the priority
+A list of that page has a row for each module that starts a process, changes rights, limits or the priority
 of one, signals one, calls the C library or the kernel without a function of Python, or loads code by a name.
 The row lists the calls. The test finds them in the sources with `ast`, by the names of modules and functions:
 a new call fails until its row says with whose rights it runs and why, and so does a row whose call is gone.
@@ -85,8 +85,7 @@ def imported_from(module: str, names: list[str]) -> Iterator[str]:
 def listed() -> dict[str, tuple[set[str], str, str]]:
     """Return the rows of the page by module: the calls, with whose rights they run, the reason."""
     section = PAGE.read_text().partition(HEADING)[2].partition("\n## ")[0]
-    lines = [line.strip("| ") for line in section.splitlines() if line.startswith("| `")]
-    rows = [[cell.strip() for cell in line.split(" | ")] for line in lines]
+    rows = re.findall(r"^- (`.+?`): (`.+?`) \((.+?)\): (.+)$", section, re.MULTILINE)
     modules = [(module, row) for row in rows for module in re.findall("`([^`]+)`", row[0])]
     assert len(dict(modules)) == len(modules), "a module has one row"
     return {module: (set(re.findall("`([^`]+)`", row[1])), row[2], row[3]) for module, row in modules}
@@ -98,14 +97,14 @@ MODULES = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE
 def test_the_page_lists_the_calls_of_each_module() -> None:
     rows = listed()
     calls = {module: found for module, path in MODULES.items() if (found := found_in(path.read_text()))}
-    assert {module: row[0] for module, row in rows.items()} == calls, f"see the table {HEADING!r} of {PAGE.name}"
+    assert {module: row[0] for module, row in rows.items()} == calls, f"see the list {HEADING!r} of {PAGE.name}"
     assert len(rows) > 5
     bare = [module for module, (_, rights, reason) in rows.items() if not rights or len(reason) <= 8]
     assert not bare, "with whose rights it runs, and why"
 
 
 def test_every_process_gets_a_chosen_environment() -> None:
-    """The table lists modules that start processes: all but one give them `child_environment()` or none."""
+    """The list has modules that start processes: all but one give them `child_environment()` or none."""
     start = re.compile(r"subprocess\.(run|Popen)|os\.(exec|posix_spawn)\w+")
     given: dict[str, str] = {}
     for module, path in MODULES.items():
