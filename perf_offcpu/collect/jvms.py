@@ -18,6 +18,7 @@ from perf_offcpu.collect.python.processes import MappingFollower, ended_process,
 from perf_offcpu.collect.system.as_owner import ask_as_owner
 from perf_offcpu.collect.system.background import Future, in_background
 from perf_offcpu.collect.system.hotspot import owners_of
+from perf_offcpu.collect.wait_objects.owners import Owners
 from perf_offcpu.losses import Losses
 from perf_offcpu.text import printable
 
@@ -26,7 +27,7 @@ _MOST_JVMS: Final = 256
 _AT_ONCE: Final = 16
 _MOST_S: Final = 3.0  # time of _AT_ONCE together; one takes some 0.1 s
 _MOST_ALL_S: Final = 10.0
-_MONITORS_S: Final = 0.5
+_OWNERS_S: Final = 0.5
 _MOST_KEPT: Final = 64 << 20  # bytes of all maps
 _LONGEST_TEXT: Final = 200
 
@@ -93,11 +94,10 @@ class Jvms(MappingFollower):
             )
             self._unasked = 0
 
-    def monitor_owners(self, pids: set[int]) -> dict[int, dict[int, int]]:
-        """Return pid → (tid → tid of the owner of the monitor that the thread waits for), of the JVMs among `pids` that
-        can be read in time. tids are those of the process's pid namespace."""
+    def lock_owners(self, pids: set[int]) -> Owners:
+        """Return the owners of locks for which threads wait, of the JVMs among `pids` that can be read in time."""
         read = {pid: in_background(partial(owners_of, pid)) for pid in by_turns(pids & self._due.keys())[:_AT_ONCE]}
-        until_s = time.monotonic() + _MONITORS_S
+        until_s = time.monotonic() + _OWNERS_S
         return {pid: owners.result() for pid, owners in read.items() if owners.wait(max(until_s - time.monotonic(), 0))}
 
     def _ask(self, pids: list[int]) -> None:

@@ -152,6 +152,17 @@ def test_deadlock_in_java_is_shown_as_by_jstack(tmp_path: Path, compiler: str) -
         assert re.search(r"start_thread\n.*\bclone3$", text), text
 
 
+@pytest.mark.skipif(shutil.which("javac") is None, reason="no javac here (Debian: default-jdk-headless)")
+def test_deadlock_of_reentrant_locks_in_java(tmp_path: Path) -> None:
+    subprocess.run(["javac", "-d", tmp_path, HUNG / "Abba.java"], check=True)
+    with hanging("java", "-cp", tmp_path, "Abba", "locks", threads=12) as pid:
+        until(lambda: "Found 1 deadlock" in jdk("jstack", pid))
+        run("-p", str(pid), "--duration", "0.3", cwd=tmp_path)
+    said = program.run("report", cwd=tmp_path).stdout
+    first = " ".join(said[:300].replace("\n#", "").split())
+    assert re.match(r"# Deadlock of 2 threads: one \d+ waits in Abba.lock for a lock of .*, held by two", first), first
+
+
 def jdk(tool: str, pid: int, *arguments: str) -> str:
     command = [tool, str(pid), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout

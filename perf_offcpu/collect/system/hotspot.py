@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the methods that a JVM has interpreted, and the owners of monitors for which threads wait, by HotSpot's tables
-for readers from outside (`gHotSpotVMStructs` and `gHotSpotVMTypes` in vmStructs.cpp). A frame of the interpreter holds
+"""Read the methods that a JVM has interpreted, and the owners of locks for which threads wait, by HotSpot's tables for
+readers from outside (`gHotSpotVMStructs` and `gHotSpotVMTypes` in vmStructs.cpp). A frame of the interpreter holds
 the address of its `Method` object, which tells the method. Memory may hold anything: reads, loops and time are bounded.
 
 owner_child.py runs this file with the bare interpreter, so it imports nothing of this project."""
@@ -19,6 +19,9 @@ _SYMBOL, _DYNAMIC, _PHDR = struct.Struct("<IBBHQQ"), struct.Struct("<QQ"), struc
 _EHDR_PHOFF, _EHDR_PHNUM, _PT_DYNAMIC, _DT_STRTAB, _DT_SYMTAB = 32, 56, 2, 5, 6
 _FIELD, _TYPE = struct.Struct("<QQQi4xQQ"), struct.Struct("<QQiii4xQ")  # VMStructEntry and VMTypeEntry
 _POINTER, _ANONYMOUS_OWNER, _MOST_MAPS = 8, 1, 1 << 24
+_MOST_FIELDS, _MOST_SUPERS, _LEAST_LONG, _EXTRAS = 1 << 10, 8, 192, (1, 4, 16)  # fieldInfo.hpp, unsigned5.hpp
+_THREAD_CLASS = b"vmClasses::_klasses[static_cast<int>(vmClassID::Thread_klass_knum)]"
+_OWNABLE = "java/util/concurrent/locks/AbstractOwnableSynchronizer"
 _TYPE_NAME = re.compile(r"(\[*)(?:L([^;]*);|([BCDFIJSZV]))")
 _SIMPLE = dict(zip("BCDFIJSZV", "byte char double float int long short boolean void".split(), strict=True))
 
@@ -116,20 +119,22 @@ class _Hotspot:
             if not counted or self.at(method, b"Method::_method_counters"):
                 yield b":method %x %x %s\n" % (method, size, self._name_of(method).encode("utf-8", "replace"))
 
-    def owners(self) -> dict[int, int]:
-        """Return tid → tid of the owner of the monitor that a thread waits to enter. A monitor has its owner as the
-        thread, as its number, or as a place in its stack (`ObjectMonitor::_owner`), or not yet: then the object is in
-        the list of those that the owner has locked (`LockStack`)."""
+    def owners(self) -> dict[int, tuple[int, bool]]:
+        """Return tid → (tid of the owner of the lock that a thread waits for, True of a monitor). A monitor has it
+        as the thread, as its number, or as a place in its stack (`ObjectMonitor::_owner`), or not yet: then the object
+        is in the list of those that the owner has locked (`LockStack`)."""
         threads = self._memory.number(self._static[b"ThreadsSMRSupport::_java_thread_list"])
         number = min(self.at(threads, b"ThreadsList::_length", 4), _MOST_ROWS)
         array = self._memory.read(self.at(threads, b"ThreadsList::_threads"), number * _POINTER)
         system, own_id = b"JavaThread::_osthread", b"JavaThread::_monitor_owner_id"
         system = system if system in self._offset else b"Thread::_osthread"
         tids, stacks, monitors = dict[int, int](), list[tuple[int, int, int]](), list[tuple[int, int]]()
+        objects_of = dict[int, int]()  # object of a thread → tid
         locked = dict[int, int]()  # object → tid
         for (thread,) in struct.iter_unpack("<Q", array):
             tid = self.at(self.at(thread, system), b"OSThread::_thread_id", 4)
             tids[self.at(thread, own_id) if own_id in self._offset else thread] = tid
+            objects_of[self._memory.number(self.at(thread, b"JavaThread::_threadObj"))] = tid
             base = self.at(thread, b"JavaThread::_stack_base")
             stacks.append((base - self.at(thread, b"JavaThread::_stack_size"), base, tid))
             if monitor := self.at(thread, b"JavaThread::_current_pending_monitor"):
@@ -140,15 +145,97 @@ class _Hotspot:
                 size = max(thread + self.at(stack, b"LockStack::_top", 4) - first, 0)
                 objects = struct.iter_unpack("<Q", self._memory.read(first, min(size & -_POINTER, _PAGE)))
                 locked |= {row[0]: tid for row in objects}
-        owners = dict[int, int]()
+        owners = dict[int, tuple[int, bool]]()
+        with contextlib.suppress(OSError, OverflowError, KeyError, ValueError):
+            owners |= {tid: (owner, False) for tid, owner in self._owners_of_synchronizers(objects_of).items()}
         for tid, monitor in monitors:
             owner = self.at(monitor, b"ObjectMonitor::_owner")
             holder = tids.get(owner) or next((its for begin, end, its in stacks if begin <= owner < end), 0)
             if owner == _ANONYMOUS_OWNER:
                 holder = locked.get(self._memory.number(self.at(monitor, b"ObjectMonitor::_object")), 0)
             if holder:
-                owners[tid] = holder
+                owners[tid] = holder, True
         return owners
+
+    def _owners_of_synchronizers(self, tids: dict[int, int]) -> dict[int, int]:
+        """Return tid → tid of the exclusive owner of the synchronizer (ReentrantLock, ReentrantReadWriteLock, ...) for
+        which a thread is parked. `tids`: object of a thread → tid."""
+        is_set = self._flags(b"UseCompressedOops", b"UseCompressedClassPointers", b"UseCompactObjectHeaders")
+        if is_set[b"UseCompactObjectHeaders"]:
+            return {}
+        oops = self._narrow(b"CompressedOops::", b"_narrow_oop.") if is_set[b"UseCompressedOops"] else None
+        classes = b"CompressedKlassPointers::", b"_narrow_klass."
+        narrow_class = self._narrow(*classes) if is_set[b"UseCompressedClassPointers"] else None
+        place = self._field(self._memory.number(self._static[_THREAD_CLASS]), "parkBlocker")
+        owners, owner_at = dict[int, int](), dict[int, int]()
+        for thread, tid in tids.items():
+            if blocker := self._reference(thread + place, oops):
+                class_ = self._reference(blocker + self._offset[b"oopDesc::_metadata._klass"], narrow_class)
+                if class_ not in owner_at:
+                    owner_at[class_] = self._owner_field(class_)
+                owner = tids.get(self._reference(blocker + owner_at[class_], oops)) if owner_at[class_] else None
+                if owner and owner != tid:
+                    owners[tid] = owner
+        return owners
+
+    def _flags(self, *names: bytes) -> dict[bytes, bool]:
+        """Return the values of options of the JVM; False of those that it lacks."""
+        values, flags = dict.fromkeys(names, False), self._memory.number(self._static[b"JVMFlag::flags"])
+        for row in range(min(self._memory.number(self._static[b"JVMFlag::numFlags"]), _MOST_ROWS)):
+            flag = flags + row * self._size[b"JVMFlag"]
+            name = self.at(flag, b"JVMFlag::_name")
+            if name and (text := self._memory.text(name)) in values:
+                values[text] = bool(self._memory.number(self.at(flag, b"JVMFlag::_addr"), 1))
+        return values
+
+    def _narrow(self, owner: bytes, before: bytes) -> tuple[int, int]:
+        """Return (base, shift) of compressed addresses. `before`: begin of their names before JDK 25."""
+        before = before if owner + before + b"_base" in self._static else b""
+        base, shift = (self._static[owner + before + name] for name in (b"_base", b"_shift"))
+        return self._memory.number(base), self._memory.number(shift, 4)
+
+    def _reference(self, address: int, narrow: tuple[int, int] | None) -> int:
+        """Return the reference at an address, 0 for null. `narrow`: base and shift if it is compressed."""
+        word = self._memory.number(address, 4 if narrow else _POINTER)
+        return narrow[0] + (word << narrow[1]) if narrow and word else word
+
+    def _owner_field(self, class_: int) -> int:
+        """Return the offset of `exclusiveOwnerThread` in objects of a class; 0 if they have none."""
+        for _ in range(_MOST_SUPERS):
+            if not class_:
+                return 0
+            if self._text_of(self.at(class_, b"Klass::_name")) == _OWNABLE:
+                return self._field(class_, "exclusiveOwnerThread")
+            class_ = self.at(class_, b"Klass::_super")
+        return 0
+
+    def _field(self, class_: int, name: str) -> int:
+        """Return the offset in objects of a field that the class declares. Raises KeyError: it declares none."""
+        words = self.at(class_, b"InstanceKlass::_constants") + self._size[b"ConstantPool"]
+        for index, offset in self._fields(class_):
+            if self._text_of(self._memory.number(words + _POINTER * index)) == name:
+                return offset
+        raise KeyError(name)
+
+    def _fields(self, class_: int) -> Iterator[tuple[int, int]]:
+        """Yield (index of the name among the constants, offset) of the fields that a class declares: six numbers of 16
+        bits each, since JDK 21 packed ones (`FieldInfo` in fieldInfo.hpp)."""
+        if b"InstanceKlass::_fields" in self._offset:
+            fields = self.at(class_, b"InstanceKlass::_fields") + self._offset[b"Array<u2>::_data"]
+            number = min(self.at(class_, b"InstanceKlass::_java_fields_count", 2), _MOST_FIELDS)
+            for _, name, _, _, low, high in struct.iter_unpack("<6H", self._memory.read(fields, 12 * number)):
+                yield name, (high << 16 | low) >> 2
+            return
+        stream = self.at(class_, b"InstanceKlass::_fieldinfo_stream")
+        size = min(self.at(stream, b"Array<int>::_length", 4), _MOST_FIELDS * 16)
+        numbers = _unpacked(self._memory.read(stream + self._offset[b"Array<u1>::_data"], size))
+        number, _ = next(numbers), next(numbers)
+        for _ in range(min(number, _MOST_FIELDS)):
+            name, _, offset, _, flags = (next(numbers) for _ in range(5))
+            for bit in _EXTRAS:
+                if flags & bit:
+                    next(numbers)
+            yield name, offset
 
     def _name_of(self, method: int) -> str:
         """Return the name of a method as `Method::external_name` spells it: `void java.lang.Thread.sleep(long)`."""
@@ -173,6 +260,19 @@ class _Hotspot:
             size, place = self.at(symbol, b"Symbol::_length", 2), symbol + self._offset[b"Symbol::_body"]
             self._names[symbol] = self._memory.read(place, min(size, _MOST_NAME)).decode("utf-8", "replace")
         return self._names[symbol]
+
+
+def _unpacked(content: bytes) -> Iterator[int]:
+    """Yield the numbers that are packed into bytes (`UNSIGNED5` in unsigned5.hpp); then 0s."""
+    number = place = 0
+    for byte in content:
+        number += byte - 1 << 6 * place
+        place += 1
+        if byte < _LEAST_LONG or place == 5:
+            yield number
+            number = place = 0
+    while True:
+        yield 0
 
 
 def _symbols(memory: _Memory, base: int, *names: bytes) -> list[int]:
@@ -203,9 +303,10 @@ def lines_of(fd: int, base: int) -> bytes:
     return b"".join(lines)
 
 
-def owners_of(pid: int) -> dict[int, int]:
-    """Return tid → tid of the owner of the monitor that a thread of a JVM waits to enter, in the namespace of the
-    process; {} if that cannot be read. May block: a process can lock its mappings, and its memory may be a file."""
+def owners_of(pid: int) -> dict[int, tuple[int, bool]]:
+    """Return tid → (tid of the owner of the lock that a thread of a JVM waits for, True of a monitor), in the
+    namespace of the process; {} if that cannot be read. May block: a process can lock its mappings, and its memory may
+    be a file."""
     with contextlib.suppress(OSError, OverflowError, KeyError, ValueError, struct.error):
         with open(f"/proc/{pid}/maps", "rb") as file:  # direct: of the kernel
             starts = re.findall(rb"(?m)^([0-9a-f]+)-.*/libjvm\.so$", file.read(_MOST_MAPS))

@@ -106,12 +106,16 @@ def holder_and_timeout(pid: int, tid: int, arguments: Sequence[int], since_ns: i
     return _outer(pid, owner) if owner else 0, asked_ns
 
 
-def with_monitors(
-    last: LastTasks, owners_of: Callable[[set[int]], Mapping[int, Mapping[int, int]]], again: Callable[[], LastTasks]
+Owners = Mapping[int, Mapping[int, tuple[int, bool]]]
+"""pid → (tid → (tid of the owner of the lock that the thread waits for, True of a monitor)), in its pid namespace."""
+
+
+def with_owners_in_jvms(
+    last: LastTasks, owners_of: Callable[[set[int]], Owners], again: Callable[[], LastTasks]
 ) -> LastTasks:
-    """Return `last` with `holder_tid` of tasks that wait for a monitor of a JVM. `owners_of`: reads pid → (tid → tid of
-    the owner, in the namespace of the process) of JVMs among these pids. `again`: runs the iterator once more; only
-    tasks with at most one switch since then count. HotSpot wakes up after up to 1 s to look at the monitor."""
+    """Return `last` with `holder_tid` of tasks that wait for a lock of a JVM. `owners_of`: reads the owners in JVMs
+    among these pids. `again`: runs the iterator once more; only tasks with at most one switch since then count: HotSpot
+    wakes up after up to 1 s to look at a monitor."""
     tasks, rows = last.tasks.copy(), last.waiting()
     owners = owners_of({*tasks["pid"][rows].tolist()})
     if not any(owners.values()):
@@ -125,10 +129,11 @@ def with_monitors(
             inner = {int(tid): _inner(pid, int(tid)) for tid in os.listdir(f"/proc/{pid}/task")}
             outer = {number: tid for tid, number in inner.items() if number}
             for row in rows[tasks["pid"][rows] == pid].tolist():
-                owner = owners[pid].get(inner.get(int(tasks["tid"][row]), 0), 0)
+                owner, is_monitor = owners[pid].get(inner.get(int(tasks["tid"][row]), 0), (0, False))
                 if holder := outer.get(owner, 0):
                     tasks["holder_tid"][row] = holder
-                    tasks["asked_ns"][row] = UNKNOWN_U64  # HotSpot looks again each second: that is no timeout
+                    if is_monitor:  # HotSpot looks again each second: that is no timeout
+                        tasks["asked_ns"][row] = UNKNOWN_U64
     return replace(last, tasks=tasks)
 
 
