@@ -96,7 +96,7 @@ def loop() -> None:
 
 def gunicorn() -> None:
     """Serve requests that wait for a connection of a pool, in two processes of eight threads."""
-    import sqlalchemy  # type: ignore[import-not-found,unused-ignore]
+    import sqlalchemy
     from gunicorn.app.base import BaseApplication  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
     options = {"connect_args": {"check_same_thread": False}, "pool_size": 2, "max_overflow": 0}
