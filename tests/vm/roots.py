@@ -117,6 +117,7 @@ def _install(directory: Path, machine: Machine) -> None:
             run(*install)  # configures them
             _unpack_wheels(directory, machine)
             return
+        run(*install)
         copy_project(directory / PROJECT[1:])
         run("chroot", directory, "python3", "-m", "venv", "--clear", "--system-site-packages", VENV)
         pip = ("chroot", directory, f"{VENV}/bin/pip", "install", "--quiet", "--no-cache-dir")
