@@ -56,6 +56,7 @@ class Jvms(MappingFollower):
         self._apart_ns: dict[int, int] = {}  # pid → what `set_jvm` returned
         self._due: dict[int, tuple[float, float]] = {}  # pid → monotonic time of the next question, time after it
         self._refused: set[int] = set()
+        self._ended: set[int] = set()  # whose main thread has ended
         self._unasked = 0  # JVMs that ended too soon
         self._asking: Future[None] | None = None
 
@@ -72,15 +73,25 @@ class Jvms(MappingFollower):
         pid = ended_process(kind, record) if self._due else 0
         if plan := self._due.pop(pid, None):
             self._unasked += plan[1] == _FIRST_S
-            if self._bpf_maps:
-                self._bpf_maps.forget_jvm(pid)
+            self._ended.add(pid)
 
     def step(self) -> None:
-        """Ask JVMs that are due for their perf maps, in the background."""
+        """Ask JVMs that are due for their perf maps, in the background; forget those that are gone."""
+        if self._bpf_maps and self._ended:
+            self._forget_gone(self._bpf_maps)
         now = time.monotonic()
         due = [pid for pid, (when, _) in self._due.items() if when <= now]
         if due and (self._asking is None or self._asking.done()):
             self._asking = in_background(lambda: self._ask(due))
+
+    def _forget_gone(self, maps: ProgramMaps) -> None:
+        """Undo `set_jvm` of processes all of whose threads have ended, not the main thread alone."""
+        # direct: whether a process exists
+        for pid in [pid for pid in self._ended if not os.path.exists(f"/proc/{pid}")]:
+            self._ended.remove(pid)
+            maps.forget_jvm(pid)
+            if pid not in self.maps:
+                self._apart_ns.pop(pid, None)
 
     def ask_all(self) -> None:
         """Ask all JVMs once more for their perf maps, within some seconds."""
@@ -122,7 +133,7 @@ class Jvms(MappingFollower):
         if len(answer) + others > _MOST_KEPT:
             answer = b"!the maps of others take all room"
         if answer and not answer.startswith(b"!"):
-            self.maps[pid] = b"%b:apart %d\n" % (answer, self._apart_ns.get(pid, 0))
+            self.maps[pid] = b":apart %d\n%b" % (self._apart_ns.get(pid, 0), answer)
         elif pid in self._due and pid not in self.maps and pid not in self._refused:
             self._refused.add(pid)
             self._lost.add(losses.JVM_UNASKED)

@@ -32,7 +32,7 @@ MAX_BYTES: Final = 1 << 28
 MAX_LINES: Final = 1 << 22  # a line takes 200 bytes of memory; large JVMs have some 100 000
 _FRAME: Final = re.compile(rb"^:frame ([0-9a-f]{1,16}) ([0-9a-f]{1,6}) ([0-9a-f]{1,6})$", re.MULTILINE)
 _METHOD: Final = re.compile(rb"^:method (.+\n)", re.MULTILINE)
-_APART: Final = re.compile(rb"^:apart ([1-9][0-9]{0,17})$", re.MULTILINE)
+_APART: Final = re.compile(rb"^:apart ([0-9]{1,18})$", re.MULTILINE)
 _SLACK_NS: Final = 2 * 10**9
 _OTHER_ROOT: Final = re.compile(r"(?P<root>/proc/\d+/root)/(?P<path>.+)")
 _MAX_LINKS: Final = 8
@@ -84,7 +84,7 @@ class PerfMaps:
 
     def apart_ns(self, pid: int) -> int:
         """Return the time, ns, from which waits of a process share copies only if their methods are equal; 0: never."""
-        return max((int(time) for time in _APART.findall(self.recording.perf_maps.get(pid, b""))), default=0)
+        return int((_APART.findall(self.recording.perf_maps.get(pid, b"")) or [0])[-1])
 
     def text_of(self, pid: int) -> bytes | LossCause:
         """Return the text of the map of a process, or the reason why it has no trustworthy map."""

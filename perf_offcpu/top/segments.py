@@ -124,7 +124,7 @@ class Segments(Closing):
     def _recordings(self, directory: Directory) -> Iterator[Recording]:
         """Yield the recording of each interval, of the file that is being written and of those that have ended."""
         current, past = "", ""
-        file, stacks = None, KnownStacks()
+        file, stacks, maps = None, KnownStacks(), 0
         try:
             for name, size in self._parts(directory):
                 if name == past:
@@ -139,6 +139,8 @@ class Segments(Closing):
                     current, self._begun_s, stacks = name, time.monotonic(), KnownStacks()
                 recording = file.read(size or None)
                 if recording is not None:
+                    if maps != (maps := sum(map(len, recording.perf_maps.values()))):
+                        stacks = KnownStacks()  # a JVM has told its methods
                     yield cut_wrong_callers(merge_deferred(unwind(recording, self._symbols.search(), stacks)))
                 if not size:
                     file.close()

@@ -121,7 +121,7 @@ class Walk(WalkState):
             local, cache, method, sender = words
             counts = self.read(lanes, end).known & self.read(lanes, fp - _LOCALS).known
             counts &= (local < _MOST_LOCALS) | (local - end < _MOST_LOCALS)
-            counts &= (sender - end < _MOST_LOCALS) & ((cache | method | sender) & np.uint64(7) == 0)
+            counts &= (sender - end < _MOST_LOCALS) & ((cache | method | sender | end) & np.uint64(7) == 0)
             counts &= (cache >= _LOWEST_ADDRESS) & (method >= _LOWEST_ADDRESS)
             bottom, size = self.bottom[lanes], self.lengths[lanes].astype(np.uint64) * _WORD
             counts &= (cache - bottom >= size) & (method - bottom >= size)

@@ -200,7 +200,7 @@ def test_damaged_memory_of_a_jvm_gives_lines_of_the_known_form(tmp_path: Path, m
                         words = np.array([0, page[other], number << 12, page[place] ^ np.uint64(1 << 40)], np.uint64)
                         page[place] = random.choice(words)
                         memory._pages[number] = page.tobytes()
-                    memory._until_s = time.process_time() + 1
+                    memory._until_s = time.thread_time() + 1
                     lines = hotspot.lines_of(file.fileno(), base)
                     assert all(line.startswith(b":method ") for line in lines.splitlines()) and len(lines) < 4 << 20
                     assert all(tid > 0 < owner for tid, (owner, _) in hotspot.owners_of(process.pid).items())
@@ -233,8 +233,9 @@ for library in libraries:
     memory = memory, mmap.mmap(file, 4096, prot=mmap.PROT_READ | mmap.PROT_EXEC)
 own, map_ = f"/tmp/.java_pid{os.getpid()}", f"/tmp/perf-{os.getpid()}.map"
 listener = socket.socket(socket.AF_UNIX)
-if os.path.exists(own):  # of a JVM that was killed
-    os.unlink(own)
+for path in (own, map_):  # of a JVM that was killed
+    if os.path.lexists(path):
+        os.unlink(path)
 if behaviour == "link":
     os.symlink(f"{directory}/target", map_)
 if behaviour in ("closed", "mute", "fifo", "sparse", "link", "linked", "answers"):

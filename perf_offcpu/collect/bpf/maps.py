@@ -38,6 +38,7 @@ MAP_NAMES = (
     "python_program", "pythons", "rate", "stacks", "sums", "targets",
 )  # fmt: skip
 
+_SETTLED_NS = 1_000_000  # after it no program runs that has missed an entry of a map
 _MOST_OBJECTS = 1 << 14  # items that are taken at once: several times what a queue holds
 
 
@@ -190,7 +191,7 @@ class ProgramMaps:
             bpf_syscall.update(self._fds["jvms"], _u32(pid), _u32(0))
         except OSError:
             return 0
-        return now_ns()
+        return now_ns() + _SETTLED_NS
 
     def forget_jvm(self, pid: int) -> None:
         """Undo `set_jvm`."""

@@ -19,6 +19,7 @@ _SYMBOL, _DYNAMIC, _PHDR = struct.Struct("<IBBHQQ"), struct.Struct("<QQ"), struc
 _EHDR_PHOFF, _EHDR_PHNUM, _PT_DYNAMIC, _DT_STRTAB, _DT_SYMTAB = 32, 56, 2, 5, 6
 _FIELD, _TYPE = struct.Struct("<QQQi4xQQ"), struct.Struct("<QQiii4xQ")  # VMStructEntry and VMTypeEntry
 _POINTER, _ANONYMOUS_OWNER, _MOST_MAPS = 8, 1, 1 << 24
+_MOST_NAMES, _MOST_SHIFT, _READS_TIMED = 1 << 15, 8, 64
 _MOST_FIELDS, _MOST_SUPERS, _LEAST_LONG, _EXTRAS = 1 << 10, 8, 192, (1, 4, 16)  # fieldInfo.hpp, unsigned5.hpp
 _THREAD_CLASS = b"vmClasses::_klasses[static_cast<int>(vmClassID::Thread_klass_knum)]"
 _OWNABLE = "java/util/concurrent/locks/AbstractOwnableSynchronizer"
@@ -30,9 +31,13 @@ class _Memory:
     """Reader of a JVM's memory that caches pages. Raises OSError: memory cannot be read, or the time is over."""
 
     def __init__(self, fd: int) -> None:
-        self._fd, self._pages, self._until_s = fd, dict[int, bytes](), time.process_time() + _MOST_CPU_S
+        self._fd, self._pages, self._until_s = fd, dict[int, bytes](), time.thread_time() + _MOST_CPU_S
+        self._reads = 0
 
     def read(self, address: int, size: int) -> bytes:
+        self._reads += 1
+        if self._reads % _READS_TIMED == 0:  # pages that are there already take time, too
+            self.check_time()
         number, offset = divmod(address, _PAGE)
         content = self._page(number)[offset : offset + size]
         while len(content) < size:
@@ -43,7 +48,6 @@ class _Memory:
     def _page(self, number: int) -> bytes:
         page = self._pages.get(number)
         if page is None:
-            self.check_time()
             if number >> 51:
                 raise OSError
             if len(self._pages) >= _MOST_PAGES:
@@ -54,7 +58,7 @@ class _Memory:
         return page
 
     def check_time(self) -> None:
-        if time.process_time() > self._until_s:
+        if time.thread_time() > self._until_s:
             raise OSError
 
     def number(self, address: int, size: int = _POINTER) -> int:
@@ -149,6 +153,7 @@ class _Hotspot:
         with contextlib.suppress(OSError, OverflowError, KeyError, ValueError):
             owners |= {tid: (owner, False) for tid, owner in self._owners_of_synchronizers(objects_of).items()}
         for tid, monitor in monitors:
+            self._memory.check_time()
             owner = self.at(monitor, b"ObjectMonitor::_owner")
             holder = tids.get(owner) or next((its for begin, end, its in stacks if begin <= owner < end), 0)
             if owner == _ANONYMOUS_OWNER:
@@ -192,7 +197,10 @@ class _Hotspot:
         """Return (base, shift) of compressed addresses. `before`: begin of their names before JDK 25."""
         before = before if owner + before + b"_base" in self._static else b""
         base, shift = (self._static[owner + before + name] for name in (b"_base", b"_shift"))
-        return self._memory.number(base), self._memory.number(shift, 4)
+        bits = self._memory.number(shift, 4)
+        if bits > _MOST_SHIFT:
+            raise ValueError
+        return self._memory.number(base), bits
 
     def _reference(self, address: int, narrow: tuple[int, int] | None) -> int:
         """Return the reference at an address, 0 for null. `narrow`: base and shift if it is compressed."""
@@ -256,6 +264,8 @@ class _Hotspot:
 
     def _text_of(self, symbol: int) -> str:
         """Return the text of a `Symbol`."""
+        if len(self._names) > _MOST_NAMES:
+            self._names.clear()
         if symbol not in self._names:
             size, place = self.at(symbol, b"Symbol::_length", 2), symbol + self._offset[b"Symbol::_body"]
             self._names[symbol] = self._memory.read(place, min(size, _MOST_NAME)).decode("utf-8", "replace")
@@ -307,7 +317,7 @@ def owners_of(pid: int) -> dict[int, tuple[int, bool]]:
     """Return tid → (tid of the owner of the lock that a thread of a JVM waits for, True of a monitor), in the
     namespace of the process; {} if that cannot be read. May block: a process can lock its mappings, and its memory may
     be a file."""
-    with contextlib.suppress(OSError, OverflowError, KeyError, ValueError, struct.error):
+    with contextlib.suppress(OSError, OverflowError, KeyError, ValueError, MemoryError, struct.error):
         with open(f"/proc/{pid}/maps", "rb") as file:  # direct: of the kernel
             starts = re.findall(rb"(?m)^([0-9a-f]+)-.*/libjvm\.so$", file.read(_MOST_MAPS))
         with open(f"/proc/{pid}/mem", "rb") as file:  # direct: of the kernel

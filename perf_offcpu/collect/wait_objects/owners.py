@@ -31,6 +31,7 @@ _LONGEST_NS = int(np.iinfo(np.int64).max)
 _NSPID: Final = re.compile(rb"^NSpid:\t([\d\t]+)$", re.MULTILINE)
 _POLLFD: Final = struct.Struct("=ihh")
 _WORD: Final = 8
+_TIMEOUT: Final = 3  # argument of futex(2)
 _MOST_DESCRIPTORS: Final = 1024  # FD_SETSIZE
 _POLLS, _SELECTS = ("poll", "ppoll"), ("select", "pselect6")
 _IN_OBJECT: Final = ("object_id", "object_lost", "asked_ns")
@@ -114,26 +115,29 @@ def with_owners_in_jvms(
     last: LastTasks, owners_of: Callable[[set[int]], Owners], again: Callable[[], LastTasks]
 ) -> LastTasks:
     """Return `last` with `holder_tid` of tasks that wait for a lock of a JVM. `owners_of`: reads the owners in JVMs
-    among these pids. `again`: runs the iterator once more; only tasks with at most one switch since then count: HotSpot
-    wakes up after up to 1 s to look at a monitor."""
+    among these pids. `again`: runs the iterator once more. Tasks that have run since then may wait for another lock;
+    but HotSpot wakes up once, after up to 1 s, to look at a monitor."""
     tasks, rows = last.tasks.copy(), last.waiting()
     owners = owners_of({*tasks["pid"][rows].tolist()})
     if not any(owners.values()):
         return last
     later = again()
     switches = dict(zip(later.tasks["tid"].tolist(), later.tasks["nr_switches"].tolist(), strict=True))
-    grown = np.array([switches.get(tasks["tid"][row], 0) - int(tasks["nr_switches"][row]) for row in rows.tolist()])
-    rows = rows[(grown >= 0) & (grown <= 1) & np.isin(tasks["pid"][rows], list(owners))]
-    for pid in distinct(tasks["pid"][rows]).tolist():
+    for pid in distinct(tasks["pid"][rows[np.isin(tasks["pid"][rows], list(owners))]]).tolist():
         with contextlib.suppress(OSError):  # it has ended
             inner = {int(tid): _inner(pid, int(tid)) for tid in os.listdir(f"/proc/{pid}/task")}
             outer = {number: tid for tid, number in inner.items() if number}
             for row in rows[tasks["pid"][rows] == pid].tolist():
-                owner, is_monitor = owners[pid].get(inner.get(int(tasks["tid"][row]), 0), (0, False))
-                if holder := outer.get(owner, 0):
-                    tasks["holder_tid"][row] = holder
-                    if is_monitor:  # HotSpot looks again each second: that is no timeout
-                        tasks["asked_ns"][row] = UNKNOWN_U64
+                task = tasks[row]
+                owner, is_monitor = owners[pid].get(inner.get(int(task["tid"]), 0), (0, False))
+                holder, runs = outer.get(owner, 0), switches.get(int(task["tid"]), -1) - int(task["nr_switches"])
+                if not holder or runs not in ((0, 1) if is_monitor else (0,)):
+                    continue
+                if is_monitor:  # HotSpot looks again each second: that is no timeout
+                    task["asked_ns"] = UNKNOWN_U64
+                elif arguments_of(task)[_TIMEOUT] and task["asked_ns"] == UNKNOWN_U64:
+                    continue  # a timeout that was not read: no deadlock may be made of it
+                task["holder_tid"] = holder
     return replace(last, tasks=tasks)
 
 
