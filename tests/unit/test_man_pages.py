@@ -69,3 +69,4 @@ def test_pages_build(path: Path, tmp_path: Path) -> None:
     command = ["asciidoctor", "--backend=manpage", "--failure-level=WARN", "-D", str(tmp_path), str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
+    assert "\n\t+\n" not in path.read_text(), "only a + in the first column begins a further paragraph of an entry"
