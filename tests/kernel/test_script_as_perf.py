@@ -83,8 +83,8 @@ def is_perfs_mistake(index: int, perf: Frame, own: Frame) -> bool:
         return own.dso in modules_of(own.sym.partition("+")[0])
     if (perf.sym, perf.dso, own.sym, own.dso) == (UNKNOWN, UNKNOWN, UNKNOWN, "[kernel.kallsyms]"):
         return bool(own.ip >> 63) and own.ip not in kernel_text()
-    if own.dso.startswith(("[bpf]", "bpf_prog_")) or own.sym.endswith(" (called)"):
-        # A program of a recorder that was at work beside: its records name it.
+    if own.dso.startswith(("[bpf]", "bpf_prog_")) or own.sym.endswith(" (called)") or own.sym.startswith(".plt"):
+        # A program of a recorder that was at work beside: its records name it. The first entry of a PLT.
         return perf.sym == UNKNOWN
     if (perf.sym, perf.dso, own.dso) == (UNKNOWN, "[vdso]", "[vdso]"):
         return (6, 2) <= version() < (7, 0)
