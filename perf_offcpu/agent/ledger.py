@@ -107,7 +107,8 @@ class Ledger:
             return self._origins[max(runs)] if runs else Origin(self._boot_id, None)
 
     def begin_run(self, cause: str, labels: Mapping[str, str] | None = None) -> int:
-        """Count another run of the recorder; return its number. `cause`: why the last one ended, for the gap."""
+        """Count another run of the recorder; return its number. `cause`: why the last one ended, for the gap. `labels`:
+        the host's labels from now on; None: as before."""
         with self._lock:
             self.run += 1
             if labels is not None:

@@ -161,7 +161,7 @@ class LeaseKeeper(Worker):
             return self._refusal
 
     def pending(self) -> Sequence[str]:
-        """Return the name of the lease if it is time to renew it."""
+        """Return ["lease"], the only work of this thread, when it is time to renew the lease; [] before."""
         return ["lease"] if time.monotonic() >= self._due_s else []
 
     def do(self, name: str) -> None:

@@ -95,8 +95,9 @@ def _short(symbol: str, dso: str, call: str) -> str:
 
 
 def _of_rules(profile: Profile, waits: Waits, leaf: I64, rule: I64) -> tuple[I64, I64]:
-    """Find the outermost frame that a rule names in each of n stacks. `rule`: int64[n], index in `waits.rules`, -1
-    none. Return int64[n] twice, rows in stacks: node of the frame, parent to search on from; else (-1, leaf)."""
+    """Find, for n stacks, the outermost frame whose function the stack's rule names. `leaf`: int64[n], rows in the
+    profile's stacks. `rule`: int64[n], index in `waits.rules`, -1 none. Return int64[n] twice: the frame's node, -1
+    none; the node from which to look for the cause: the frame's caller (-1: it is the root), `leaf` without a frame."""
     node, start = np.full(len(leaf), -1, np.int64), leaf.copy()
     frames, strings = profile.frames, profile.strings
     for number in distinct(rule[rule >= 0]).tolist():

@@ -47,7 +47,7 @@ class TaskGroup(NamedTuple):
 
     @property
     def is_held_up(self) -> bool:
-        """Return True if other tasks keep these from running; False if they wait for work, time or the outside."""
+        """Return True if the tasks wait for a lock, semaphore or barrier of asyncio, or for room in a queue."""
         return self.waits_for in _HELD_UP
 
 

@@ -194,7 +194,8 @@ class _Builder:
         return self._add(np.full(len(group_of), -1), group_of)
 
     def add_stacks(self, base: I64, stack: I64) -> I64:
-        """Add the frames of each group's stack below its `base`; return int64[groups]: the leaf, `base` for none."""
+        """Add the frames of stack[i], root first, below node base[i], for each group i of samples. `stack`: rows in the
+        profile's stacks, -1 none. Return int64[groups]: node of the innermost frame; base[i] without a stack."""
         frame = self._profile.stacks.frame
         levels = _needed(self._profile.stacks.parent, base, stack)
         name_of_frame = self._name_frames([level.stack for level in levels])

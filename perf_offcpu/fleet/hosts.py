@@ -81,7 +81,8 @@ def _check_label(spans: Sequence[Span], name: str, values: Iterable[str]) -> Non
 
 
 def of_hosts(samples: Any, spans: Sequence[Span], all_spans: Sequence[Span], time: str = "time_ns") -> Any:
-    """Return the rows of a table (samples, or another with `host_id`) whose column `time` lies in one of `spans`."""
+    """Return the rows of a table (samples, or another with `host_id`) whose host and column `time` lie in one of
+    `spans`; all rows if these are `all_spans`."""
     import ibis
 
     if len(spans) == len(all_spans):

@@ -231,7 +231,8 @@ _LOST_SHIFT = {"<": np.uint64(8 * _LOST_BYTE), ">": np.uint64(32 - 8 * _LOST_BYT
 
 
 def recorded_extensions(data: NDArray[np.uint8], raw: Rows, nr: I64, order: Order) -> Ragged:
-    """Return the words of n payloads after callchain (`nr` words, int64[n]) and cgroup; no words where nr is -1."""
+    """Return the extensions of n payloads: the words after callchain (`nr` words, int64[n]) and cgroup; none where nr
+    is -1."""
     begin = 8 * (_FIXED + nr + 1)
     counts = np.where(nr >= 0, np.maximum(raw.counts - begin, 0) // 8, 0)
     return Ragged(*gather_rows(data, Rows(raw.starts + np.where(nr >= 0, begin, 0), counts, 8), order))

@@ -115,7 +115,8 @@ def _budget_columns(table: BudgetTable, style: Style) -> list[Column]:
 
 
 def _budget_names(table: BudgetTable) -> Iterator[Column]:
-    """Return the columns that identify the threads of each row: TID or number, PID, command, cgroup; sums last."""
+    """Yield the columns that name the rows of a budget: TID, or the number of threads; PID, if by process; command, or
+    cgroup. The last rows, sums of other threads and the total, have only a text in the last column."""
     rows = table.rows
     sums = [f"and {say.plural(row.threads, 'thread')} of {_of_comm(row)}" for row in table.rest]
     sums += [f"total of {say.plural(row.threads, 'thread')}" for row in _shown_total(table)]

@@ -116,7 +116,8 @@ def classify(profile: Profile) -> Waits:
 
 
 class _Judge:
-    """Judge of single waits, by the evidence of the stack and the fields of the sample."""
+    """Decides the system call, the wait class and the work waited for of one wait, from the `Evidence` of its stack and
+    the fields of its sample."""
 
     def __init__(self, arch: str) -> None:
         self._names = {compat: syscall_names(arch, compat=compat) for compat in (False, True)}
@@ -344,5 +345,5 @@ def is_connected(code: int) -> bool:
 
 
 def answers(code: int) -> bool:
-    """Return True if a code of `object_codes` says that the other end is another process, known to be no client."""
+    """Return True if a code of `object_codes` is of a pipe or connection to another process, known to be no client."""
     return is_connected(code) and not code & _INWARD

@@ -157,7 +157,8 @@ class _Stacks:
         return value
 
     def _every(self, value_of_node: I32) -> Bool:
-        """Return bool[n, values]: True if a node of stack n has this value. `value_of_node`: int32[stacks], -1 none."""
+        """Return bool[n, v]: [i, value] is True if a node of stack i, from leaf to root, has this value; v is the
+        greatest value + 1. `value_of_node`: int32, of each node of the profile's stack tree; -1 none."""
         parent = self.profile.stacks.parent
         is_there = np.zeros((len(self.stacks), int(value_of_node.max(initial=_NONE)) + 1), np.bool_)
         live, node = np.arange(len(self.stacks)), self.stacks

@@ -179,8 +179,9 @@ class Loop(Memory):
         return [word & ~TAGS for (word,) in struct.iter_unpack("<Q", content)]
 
     def _held(self, slot: int, above: int) -> int:
-        """Return the object of the `async with` block that a frame is in, if a slot of its stack is `__aexit__`; else
-        0. It is in the slot `above` if `slot` is a function (3.14), or is bound in a method (before)."""
+        """Return the address of the object of an `async with` block; 0 if `slot` is not its `__aexit__`. `slot` and
+        `above`: contents of adjacent slots of a frame's stack. In 3.14 `slot` holds the function, `above` the object;
+        before, `slot` holds a method bound to the object."""
         with suppress(UnreadableError):  # a slot may hold a number
             kind = self.type_of(slot)[0] if slot else ""
             function, thing = slot, above

@@ -195,7 +195,8 @@ class UserCollector(Closing):
         self._pythons.see(records)
 
     def _write_waits(self, waits: NDArray[Any], looks: list[Look | None], sink: Sink, *, over: bool = True) -> None:
-        """Write samples of waits, and the Python functions found by the looks at their threads."""
+        """Write a sample of each wait, and one with Python functions where a look at the sleeping thread found any.
+        `looks`: of each wait, None if nobody looked. `over`: False for waits that have not ended."""
         sink.append(wait_records(self.waits, waits, looks, self._chains.of_waits(waits), over=over))
         for wait, look in zip(waits, looks, strict=True):
             if look and look.functions:

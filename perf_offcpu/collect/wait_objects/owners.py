@@ -115,8 +115,9 @@ def with_owners_in_jvms(
     last: LastTasks, owners_of: Callable[[set[int]], Owners], again: Callable[[], LastTasks]
 ) -> LastTasks:
     """Return `last` with `holder_tid` of tasks that wait for a lock of a JVM. `owners_of`: reads the owners in JVMs
-    among these pids. `again`: runs the iterator once more. Tasks that have run since then may wait for another lock;
-    but HotSpot wakes up once, after up to 1 s, to look at a monitor."""
+    among these pids. `again`: runs the iterator once more: a task that has run since `last` may wait for another lock
+    and gets no holder. One run is allowed at a monitor, at which HotSpot looks again after up to 1 s: that is no
+    timeout of the program, so `asked_ns` becomes unknown there. Others with an unread timeout get none."""
     tasks, rows = last.tasks.copy(), last.waiting()
     owners = owners_of({*tasks["pid"][rows].tolist()})
     if not any(owners.values()):

@@ -153,7 +153,8 @@ def _ratio_text(sides: tuple[float, float]) -> str:
 
 
 def _closed_loop(total: Change, loops: Sequence[str]) -> str:
-    """Return the sentence that time per second is no measure of these waits."""
+    """Return a sentence: waits changed their length, and their number the other way, so judge by the length, not by
+    time per second. `loops`: names of the rows for which that is so; `total`: the change of all waits."""
     names = f" ({', '.join(loops)})" if loops else ""
     lengths = total.lengths
     figures = f" ({_ratio_text(lengths.mean_ns)} in all)" if lengths and total.is_closed_loop else ""

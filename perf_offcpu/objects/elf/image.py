@@ -62,7 +62,8 @@ class ElfImage:
 
     @cached_property
     def loads(self) -> Rows:
-        """Return the PT_LOAD segments (rows of SEGMENT) whose file and address ranges do not wrap around."""
+        """Return the PT_LOAD segments (rows of SEGMENT; of a file without program headers: its sections of code) whose
+        file and address ranges do not wrap around."""
         loads = self._segments[self._segments["p_type"] == SegmentType.LOAD]
         if not len(self._segments):
             loads = self._code_sections()
