@@ -90,7 +90,7 @@ class Control:
         return bool(data)
 
     def next(self) -> tuple[str, str] | None:
-        """Remove and return the oldest command (of COMMANDS, and its argument, "" for none); None if there is none."""
+        """Remove the oldest command; return its name (of COMMANDS) and argument ("" without), None if none waits."""
         return self._commands.popleft() if self._commands else None
 
     def acknowledge(self) -> None:

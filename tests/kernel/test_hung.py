@@ -25,6 +25,7 @@ HUNG = Path(__file__).parent / "hung"
 KERNEL_HALF = 1 << 63
 PAGE = 4096
 LONG = pytest.mark.long
+needs_java = pytest.mark.skipif(shutil.which("javac") is None, reason="no javac here (Debian: default-jdk-headless)")
 Stack = tuple[int, ...]
 
 
@@ -125,7 +126,7 @@ def test_deadlock_in_python_is_shown_as_by_gdb(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.skipif(shutil.which("javac") is None, reason="no javac here (Debian: default-jdk-headless)")
+@needs_java
 @pytest.mark.parametrize("compiler", ["-XX:TieredStopAtLevel=1", pytest.param("-XX:-TieredCompilation", marks=LONG)])
 def test_deadlock_in_java_is_shown_as_by_jstack(tmp_path: Path, compiler: str) -> None:
     """Compiled functions, without frame pointer, and interpreted ones have their names."""
@@ -152,7 +153,7 @@ def test_deadlock_in_java_is_shown_as_by_jstack(tmp_path: Path, compiler: str) -
         assert re.search(r"start_thread\n.*\bclone3$", text), text
 
 
-@pytest.mark.skipif(shutil.which("javac") is None, reason="no javac here (Debian: default-jdk-headless)")
+@needs_java
 def test_deadlock_of_reentrant_locks_in_java(tmp_path: Path) -> None:
     subprocess.run(["javac", "-d", tmp_path, HUNG / "Abba.java"], check=True)
     with hanging("java", "-cp", tmp_path, "Abba", "locks", threads=12) as pid:

@@ -114,8 +114,8 @@ def futex_names(
 def _name(object_row: ObjectRow, variable: "Variable | None", file: str, noun: str, function: str) -> FutexName:
     via = f" (via {function})" if function else ""
     if variable and variable.symbol:
-        whole = variable.size <= _NOUNS.get(noun, _OTHER_NOUN).size
-        offset = "" if whole or not variable.offset else f"+{variable.offset:#x}"
+        is_lock_alone = variable.size <= _NOUNS.get(noun, _OTHER_NOUN).size
+        offset = "" if is_lock_alone or not variable.offset else f"+{variable.offset:#x}"
         text = f"{variable.symbol}{offset} in {_leaf(file)}"
         return FutexName(text, text, is_shared=False)
     if _SHARED.search(object_row.place):
