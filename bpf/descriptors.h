@@ -14,6 +14,8 @@ enum { S_IFMT = 0170000, S_IFSOCK = 0140000, S_IFREG = 0100000, S_IFBLK = 006000
 enum { ANON_INODE_FS_MAGIC = 0x09041934, PID_FS_MAGIC = 0x50494446 };
 /* include/linux/socket.h */
 enum { AF_UNIX = 1, AF_INET = 2, AF_INET6 = 10 };
+/* include/net/sock.h */
+enum { RCV_SHUTDOWN = 1 };
 
 #define LIST_HEAD_PREV 8		/* include/linux/types.h */
 
@@ -130,6 +132,24 @@ static __always_inline u64 ready_file(struct offcpu_object *to, u64 epoll)
 		return 0;
 	to->fd = FIELD(s32, head, EPITEM_FD);
 	return FIELD(u64, head, EPITEM_FILE);
+}
+
+/* Whether a read from a socket or pipe returns at once; false for other files. */
+static __always_inline bool is_readable(struct offcpu_object *to, u64 file)
+{
+	u64 data = kernel_word(to, file + FILE_PRIVATE_DATA, sizeof(u64));
+	u64 inode = kernel_word(to, file + FILE_INODE, sizeof(u64));
+	u32 mode = kernel_word(to, inode + INODE_MODE, sizeof(u16)) & S_IFMT;
+
+	if (mode == S_IFIFO)
+		return kernel_word(to, data + PIPE_HEAD, sizeof(u32)) !=
+		       kernel_word(to, data + PIPE_TAIL, sizeof(u32)) ||
+		       !kernel_word(to, data + PIPE_WRITERS, sizeof(u32));
+	if (mode != S_IFSOCK)
+		return false;
+	data = kernel_word(to, data + SOCKET_SK, sizeof(u64));
+	return kernel_word(to, data + SOCK_RECEIVED, sizeof(u32)) ||
+	       kernel_word(to, data + SOCK_SHUTDOWN, sizeof(u8)) & RCV_SHUTDOWN;
 }
 
 static __always_inline void describe_open(struct offcpu_object *to, u64 file)

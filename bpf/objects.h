@@ -18,6 +18,9 @@ BPF_TABLE("lru_hash", u64, u64, objects_seen, OFFCPU_OBJECTS ? OFFCPU_OBJECTS : 
 BPF_QUEUE(new_objects, struct offcpu_object, OFFCPU_NEW_OBJECTS);
 
 #define PATH_DEPTH 16
+/* Descriptors of poll(), or descriptors and words of sets of select(), that are looked at. */
+#define POLL_ROUNDS (OFFCPU_MAY_GOTO ? 24 : 4)
+#define POLLIN 1			/* include/uapi/asm-generic/poll.h */
 
 /* The path that was passed to a system call; 0 for another object. It is part of the identity. */
 static __always_inline void read_path(const struct offcpu_control *ctl, struct offcpu_object *to)
@@ -112,6 +115,81 @@ static __always_inline void announce(const struct offcpu_control *ctl, struct of
 /* The only descriptor of threads that are still blocked in poll() or select(), from user space. */
 BPF_TABLE("lru_hash", struct offcpu_polled, u32, polled, OFFCPU_POLLED);
 
+/*
+ * The number of the lowest bit of a word that is not 0: how many bits are below. A barrier, since
+ * clang 14 would make an instruction of it that BPF does not have, and crash.
+ */
+static __always_inline u32 lowest_bit(u64 word)
+{
+	word = ~word & (word - 1);
+	word -= word >> 1 & 0x5555555555555555;
+	barrier_var(word);
+	word = (word & 0x3333333333333333) + (word >> 2 & 0x3333333333333333);
+	return ((word + (word >> 4)) & 0x0f0f0f0f0f0f0f0f) * 0x0101010101010101 >> 56;
+}
+
+/* A word of a descriptor set of select(), which may be missing. */
+static __always_inline u64 set_word(struct offcpu_object *to, u64 set, u64 first)
+{
+	u64 word = 0;
+
+	if (set && bpf_probe_read_user(&word, sizeof(word), (void *)(set + first / 8)))
+		to->lost |= OFFCPU_OBJECT_FAULT;
+	return word;
+}
+
+/*
+ * The descriptor for which a task waited in poll() or select(): the only one, or of several the
+ * first from which it can read now, at the end of the wait; -1 for none.
+ */
+static __always_inline s32 polled_descriptor(const struct offcpu_run *run, struct offcpu_object *to,
+					     bool is_select, const u64 *args)
+{
+	u64 none = unknown(run->ctl, 0), nr = none, seen = none, bits = none, i, reads, file;
+	u64 number = (u32)(is_select ? args[0] : args[1]), is_input;
+	s32 fd, last = none - 1, ready = none - 1;
+
+	for_each_round(run->ctl, i, 0, POLL_ROUNDS) {
+		/* So that the verifier finds a later round to be as this one. */
+		bits = unknown(run->ctl, bits);
+		seen = unknown(run->ctl, seen);
+		nr = unknown(run->ctl, nr);
+		last = unknown(run->ctl, last);
+		number = unknown(run->ctl, number);
+		if (!bits && seen >= number)
+			break;
+		if (!is_select) {		/* struct pollfd: descriptor, events */
+			reads = set_word(to, args[0], 64 * seen++);
+			fd = reads;
+			is_input = reads >> 32 & POLLIN;
+		} else if (bits) {
+			fd = seen - 64 + lowest_bit(bits);
+			is_input = reads & bits & -bits;
+			bits &= bits - 1;
+		} else {
+			reads = set_word(to, args[1], seen);
+			bits = reads | set_word(to, args[2], seen) | set_word(to, args[3], seen);
+			if (number - seen < 64)
+				bits &= (1ULL << (number - seen)) - 1;
+			seen += 64;
+			continue;
+		}
+		if (fd < 0)
+			continue;
+		last = fd;
+		nr++;
+		if (ready >= 0 || !is_input)
+			continue;
+		file = file_of(to, run->task, fd);
+		if (file && is_readable(to, file))
+			ready = fd;
+	}
+	if (nr == 1 && !bits && seen >= number)
+		return last;
+	run->wait->flags |= OFFCPU_OF_SEVERAL;
+	return SOCK_RECEIVED ? ready : -1;
+}
+
 /* Fill in what the arguments of a system call name. */
 static __always_inline void describe_call(const struct offcpu_run *run, struct offcpu_object *to,
 					  u32 what, const struct offcpu_arguments *args)
@@ -120,6 +198,7 @@ static __always_inline void describe_call(const struct offcpu_run *run, struct o
 	u64 waitv[3] = { args->words[2], first, second };	/* val, uaddr, flags */
 	u64 length = run->wait->length;		/* 0 if it is not over */
 	u32 state = run->wait->prev_state;
+	bool is_select = what == OFFCPU_CALL_SELECT;
 	s32 fd = -1, number;
 
 	if (what == OFFCPU_CALL_FUTEXES) {
@@ -161,18 +240,16 @@ static __always_inline void describe_call(const struct offcpu_run *run, struct o
 		to->where = what == OFFCPU_CALL_PATH ? first : second;
 		return;
 	}
-	if (what == OFFCPU_CALL_SELECT) {
-		if (!first || !(second | args->words[2] | args->words[3]))
-			describe_number(to, OFFCPU_OBJECT_DESCRIPTORS, 0);
-		return;
-	}
-	if (what == OFFCPU_CALL_POLL) {
-		if (second != 1 || !to->in_sleeper) {
-			describe_number(to, OFFCPU_OBJECT_DESCRIPTORS, second);
+	if (is_select || what == OFFCPU_CALL_POLL) {
+		if (to->in_sleeper)
+			fd = polled_descriptor(run, to, is_select, args->words);
+		if (is_select && (!first || !(second | args->words[2] | args->words[3])))
+			second = 0;
+		if (fd < 0) {
+			if (!is_select || !second)
+				describe_number(to, OFFCPU_OBJECT_DESCRIPTORS, second);
 			return;
 		}
-		if (bpf_probe_read_user(&fd, sizeof(fd), (void *)first))
-			to->lost |= OFFCPU_OBJECT_FAULT;
 	} else {
 		fd = what == OFFCPU_CALL_SEND_FILE && state & TASK_UNINTERRUPTIBLE ? second : first;
 	}

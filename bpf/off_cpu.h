@@ -419,6 +419,7 @@ enum { OFFCPU_KIND_WAIT = 1, OFFCPU_KIND_SUM = 2, OFFCPU_KIND_BEGAN_BEFORE = 4 }
 #define OFFCPU_THROTTLED_WAIT 16	/* with PREEMPTED_WAIT: for its group's quota of CPU time */
 #define OFFCPU_SAMPLED_WAIT 32		/* stands for others: the weight is no length */
 #define OFFCPU_DRAWN 64			/* of a sum: weight of the waits drawn for their stack */
+#define OFFCPU_OF_SEVERAL 128		/* in poll() or select() of several descriptors */
 
 /* lost */
 enum { OFFCPU_LOST_USER_STACK = 1, OFFCPU_LOST_KERNEL_STACK = 2, OFFCPU_LOST_USER_CUT = 4,

@@ -41,6 +41,7 @@ class WaitFlag(enum.IntFlag):
     THROTTLED = 1 << 4  # with PREEMPTED: the thread's control group had used up its quota of CPU time
     SAMPLED = 1 << 5  # one of many, drawn by length: `offcpu_ns` is its weight, `longest_ns` its length
     DRAWN = 1 << 6  # of a SUM: its part of an exact sum, estimated by the waits that were drawn for their stack
+    OF_SEVERAL = 1 << 7  # in poll() or select() of several descriptors: the object is the first that could be read
     UNTIMED = 1 << 15  # the time of the sample is a guess, set by `inject` for sums without a time of their own
 
 

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.beside
 
 LOOP = Path(__file__).parents[1] / "workload" / "objects" / "loop.py"
 ROUNDS = 8
-EPOLL_WAIT = 232
+EPOLL_WAIT, POLLS = 232, [7, 23, 270]  # poll, select, pselect6
 KINDS = {
     "upstream": ObjectKind.SOCKET, "client": ObjectKind.SOCKET, "pipe": ObjectKind.PIPE,
     "eventfd": ObjectKind.ANONYMOUS, "timeout": ObjectKind.ANONYMOUS, "signal": ObjectKind.ANONYMOUS,
@@ -163,6 +163,53 @@ def test_the_descriptor_of_poll_and_select_is_known_before_the_wait_is_over(how:
     samples, objects = recording.samples, recording.objects
     (row,) = np.flatnonzero((samples.pid == pid) & samples.has(SampleFlag.STILL_BLOCKED))
     assert objects.inode[objects.id == samples.object_id[row]].tolist() == ([] if how == "several" else [inode])
+
+
+POLLED = """
+import os, random, select, socket, threading, time
+server = socket.create_server(("127.0.0.1", 0))
+ends = [os.pipe() for _ in range(30)]
+for _ in range(30):
+    client = socket.create_connection(server.getsockname())
+    ends += [(client.fileno(), server.accept()[0].detach()), tuple(end.detach() for end in socket.socketpair())]
+    client.detach()
+random.seed(5)
+for round in range(60):
+    chosen = random.sample(ends, random.choice([1, 2, 4, 15]))
+    there, to = random.choice(chosen)
+    others = [end for _, end in random.sample(ends, 2)] if round % 4 > 1 else []  # never ready to be read from here
+    writer = threading.Timer(0.008, os.write, (to, b"x"))
+    writer.start()
+    begin = time.monotonic_ns()
+    if round % 2:
+        poll = select.poll()
+        for end, _ in chosen:
+            poll.register(end, select.POLLIN)
+        for end in others:
+            poll.register(end, select.POLLPRI)
+        poll.poll()
+    else:
+        select.select([end for end, _ in chosen], [], others)
+    print(begin, time.monotonic_ns(), os.fstat(there).st_ino, len(chosen) + len(others))
+    os.read(there, 1)
+    writer.join()
+"""
+
+
+def test_of_several_descriptors_the_wait_is_for_that_which_was_ready(tmp_path: Path) -> None:
+    (tmp_path / "polled.py").write_text(POLLED)
+    done = run("-e", "none", "--", sys.executable, "polled.py", cwd=tmp_path)
+    samples, objects = done.recording.samples, done.recording.objects
+    calls = np.isin(samples.syscall, POLLS) & (samples.period > 2_000_000)
+    begin = samples.time_ns - samples.period
+    inode_of = dict(zip(objects.id.tolist(), objects.inode.tolist(), strict=True))
+    rounds, known = [list(map(int, line.split())) for line in done.stdout.splitlines()], 0
+    for since, until_ns, inode, number in rounds:
+        for row in np.flatnonzero(calls & (begin >= since) & (samples.time_ns <= until_ns)).tolist():
+            assert inode_of[int(samples.object_id[row])] == inode
+            assert bool(samples.has(SampleFlag.OF_SEVERAL)[row]) == (number > 1)
+            known += 1
+    assert known >= len(rounds) - 2
 
 
 UPSTREAM = """

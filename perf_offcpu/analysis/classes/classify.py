@@ -150,7 +150,8 @@ class _Judge:
     def work(self, evidence: Evidence, wait_class: WaitClass, syscall: str, state: str, thing: int, facts: int) -> str:
         """Return the work that an idle thread waits for (`the next connection`); "" for other waits."""
         if syscall in _POLLS and wait_class in (WaitClass.NETWORK, WaitClass.PIPE):
-            busy = answers(thing) if syscall in _EPOLLS else is_connected(thing)
+            of_several = syscall in _EPOLLS or bool(thing & _OF_SEVERAL)
+            busy = answers(thing) if of_several else is_connected(thing)
             return "" if busy else "the next event of a descriptor"
         work = Work(wait_class.row.work)
         if work in (Work.NEVER, Work.ALWAYS):
@@ -264,7 +265,7 @@ _CONDITION = {
 }
 _SEMAPHORE = {0: "a semaphore that nobody posted", ObjectFact.BY_OTHERS: "a semaphore that only other threads post"}
 """Source of work by ObjectFact of the threads that ended waits (0: no thread did); _CONDITION has the same form."""
-_CONNECTED, _INWARD = 1 << 8, 1 << 9
+_CONNECTED, _INWARD, _OF_SEVERAL = 1 << 8, 1 << 9, 1 << 10
 _OF_KIND = {
     ObjectKind.FILE: WaitClass.DISK,
     ObjectKind.DIRECTORY: WaitClass.DISK,
@@ -290,9 +291,10 @@ other system calls (flock(), fsync(), futex()) say more than the object and stay
 
 
 def object_codes(profile: Profile) -> I16:
-    """Return int16[samples]: WaitClass | _CONNECTED | _INWARD (see `Profile.objects`) of each object; -1: no class. An
-    object says more than a system call that serves many kinds of files, and more than poll() of a single descriptor. It
-    says less than functions of the kernel, because a read of a file may also wait for a lock."""
+    """Return int16[samples]: WaitClass | _CONNECTED | _INWARD (see `Profile.objects`) of each object, and _OF_SEVERAL
+    for waits in poll() or select() of several descriptors; -1: no class. An object says more than a system call that
+    serves many kinds of files. It says less than functions of the kernel, because a read of a file may also wait for a
+    lock."""
     objects, strings = profile.objects, profile.strings
     if not len(objects):
         return np.broadcast_to(np.int16(_NONE), len(profile.samples))
@@ -310,7 +312,9 @@ def object_codes(profile: Profile) -> I16:
             wait_class = WaitClass.CHILD
         if wait_class is not None:
             codes[row] = int(wait_class) | (_CONNECTED if connected else 0) | (_INWARD if inward else 0)
-    return codes[profile.samples.object]
+    of_sample = codes[profile.samples.object]
+    several = profile.samples.has(SampleFlag.OF_SEVERAL) & (of_sample >= 0)
+    return np.where(several, of_sample | np.int16(_OF_SEVERAL), of_sample)
 
 
 def work_of_lock(facts: int, means: Means | None) -> str:
@@ -336,7 +340,7 @@ def work_of_lock(facts: int, means: Means | None) -> str:
 
 def class_of(code: int) -> WaitClass | None:
     """Return the class in a code of `object_codes`; None for -1."""
-    return WaitClass(code & ~(_CONNECTED | _INWARD)) if code >= 0 else None
+    return WaitClass(code & ~(_CONNECTED | _INWARD | _OF_SEVERAL)) if code >= 0 else None
 
 
 def is_connected(code: int) -> bool:

@@ -130,10 +130,11 @@ SUM = SampleFlag.AGGREGATED
 def judged(
     syscall: int, kind: K, *, protocol: str = "", name: str = "x", connected: bool = False,
     inward: bool = False, path: tuple[str | Code, ...] = ("main",), state: int = S,
+    flags: SampleFlag | None = None,
 ) -> tuple[str, bool]:  # fmt: skip
     builder = ProfileBuilder(meta={"arch": "x86_64"})
     thing = builder.thing(name, kind, protocol=protocol, connected=connected, inward=inward)
-    builder.sample("a", list(path), 5, syscall=syscall, state=state, object=thing)
+    builder.sample("a", list(path), 5, syscall=syscall, state=state, object=thing, flags=flags)
     waits = classify(builder.build())
     return WaitClass(waits.wait_class[0]).label, bool(waits.for_work[0])
 
@@ -194,6 +195,8 @@ def test_what_ended_a_wait_in_epoll(path: tuple[str | Code, ...]) -> None:
     assert judged(EPOLL, K.ANONYMOUS, name="[timerfd]", path=path) == ("poll", True)
     assert judged(EPOLL, K.ANONYMOUS, name="[eventpoll] of 5 descriptors", path=path) == ("poll", True)
     assert judged(POLL, K.SOCKET, connected=True, inward=True, **tcp) == ("network", False), "the only one"
+    several = SampleFlag.OF_SEVERAL
+    assert judged(POLL, K.SOCKET, connected=True, inward=True, flags=several, **tcp) == ("network", True)
 
 
 def sums(*waits: tuple[int, int, list[str | Code], SampleFlag]) -> list[str]:

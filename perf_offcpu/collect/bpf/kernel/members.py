@@ -99,7 +99,7 @@ def object_members(btf: Btf) -> Defines:
     optional = _features(btf, "ipv6", "unix")  # af_unix may be a module
     in_head = [int(offset) for name, offset in (files | optional).items() if name in _IN_HEAD]
     width = {"SOCK_PROTOCOL_SIZE": protocol.size if protocol else 0}
-    others = _features(btf, "fork", "mapped") | _kernel_locks(btf) | _tcp(btf)
+    others = _features(btf, "fork", "mapped", "polled") | _kernel_locks(btf) | _tcp(btf)
     defines = {**files, **width, **arguments, **optional, **epoll, **others}
     can = files["TASK_FILES"] and arguments["REGS_ARG_0"] and max(in_head) <= _HEAD_BYTES - 16
     return defines if can else dict.fromkeys(defines, 0)
