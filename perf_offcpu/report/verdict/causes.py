@@ -92,6 +92,7 @@ _NAMED = [
 """Kinds of objects whose names say more than the class and the function."""
 _CAUSES, _PLACES = 8, 3
 _PLACE_PERCENT = 12  # least share of its cause with which a function is named
+PEERS_PERCENT: Final = 5  # least share of a row that its peers must have together to be named
 SOLE_PERCENT: Final = 90  # a function with this share of its cause is named alone
 
 

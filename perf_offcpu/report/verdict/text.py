@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from perf_offcpu.model.recording import Meta
 from perf_offcpu.report.style import Style, amount, cut, display_width, pad, plural
-from perf_offcpu.report.verdict.causes import Cause, Peers, Place, Threads
+from perf_offcpu.report.verdict.causes import PEERS_PERCENT, SOLE_PERCENT, Cause, Peers, Place, Threads
 from perf_offcpu.report.verdict.kinds import is_of_machine
 from perf_offcpu.report.verdict.numbers import BlockedThread, Loss, Verdict
 from perf_offcpu.text import basename, printable
@@ -169,13 +169,16 @@ def _reason(row: Cause | Place) -> str:
     if len(parts) == 1:
         ((label, part),) = row.network.items()
         return f"{label}: {time_text(part.weight // max(part.waits, 1))}{' each' if part.waits > 1 else ''}"
-    return ", ".join(parts[:_COMMS]) or _peers(row.peers)
+    return ", ".join(parts[:_COMMS]) or _peers(row.peers, row.weight)
 
 
-def _peers(peers: Peers) -> str:
-    total = sum(peers.comms.values())
+def _peers(peers: Peers, total: int) -> str:
+    """Return `held by a 60 %, b 30 %, +1`; "" for too small a part of `total`, ns, the weight of all waits of a row."""
+    known = sum(peers.comms.values())
+    if 100 * known < PEERS_PERCENT * total:
+        return ""
     parts = [f"{comm} {_percent(weight, total)}" for comm, weight in list(peers.comms.items())[:_COMMS]]
-    parts = [*peers.comms] if len(peers.comms) == 1 else parts
+    parts = [*peers.comms] if len(peers.comms) == 1 and 100 * known >= SOLE_PERCENT * total else parts
     more = len(peers.comms) - len(parts)
     return f"{peers.role} {', '.join(parts)}{f', +{more}' if more else ''}" if parts else ""
 

@@ -281,6 +281,16 @@ def test_holders_and_wakers_are_named() -> None:
     assert "100 % 30.000 ms lock: m in bank main bank (2) released by a 33 %, b 33 %, +1" in shown(builder)
 
 
+@pytest.mark.parametrize(("others", "text"), [(0, "ended by b"), (1, "ended by b 50 %"), (30, "")])
+def test_waits_that_nobody_is_known_to_have_ended_count_for_nobody(others: int, text: str) -> None:
+    builder = ProfileBuilder(meta={"arch": "x86_64"}, comms=[(2, 1, 0, "b")])
+    for number in range(others + 1):
+        flags = SampleFlag.WAKER_INTERRUPT if number else SampleFlag(0)
+        builder.sample("a", ["main", "take", *FUTEX], 10 * MS, pid=1, tid=1, waker_tid=2, waker_pid=1, flags=flags)
+    row = shown(builder)[3]
+    assert row.partition(" take a")[2].strip() == text, row
+
+
 @pytest.mark.parametrize(("first", "flags", "sentence"), [
     ("take", SampleFlag.BEGAN_BEFORE, "abba 1 in take (lock) for 8.000 ms or longer, abba 2 in take (lock) for 7.000"),
     # A thread that waits for blocked ones is named after them.
