@@ -101,16 +101,18 @@ def _of_rules(profile: Profile, waits: Waits, leaf: I64, rule: I64) -> tuple[I64
     node, start = np.full(len(leaf), -1, np.int64), leaf.copy()
     frames, strings = profile.frames, profile.strings
     for number in distinct(rule[rule >= 0]).tolist():
-        rules = waits.rules[number].frames
+        rule_of_stacks = waits.rules[number]
         rows = np.flatnonzero(rule == number)
         used = np.flatnonzero(used_frames(profile, leaf[rows]))
-        names = (
+        names = [
             strings[symbol] or frame_label("", strings[dso])
             for symbol, dso in zip(frames.symbol[used].tolist(), frames.dso[used].tolist(), strict=True)
-        )
-        met = np.zeros(len(frames), np.bool_)
-        met[used] = [fits(rules, name) for name in names]
-        node[rows] = outermost_node(profile, leaf[rows], met)
+        ]
+        met, callers = np.zeros((2, len(frames)), np.bool_)
+        met[used] = [fits(rule_of_stacks.frames, name) for name in names]
+        if rule_of_stacks.callers:
+            callers[used] = [fits(rule_of_stacks.callers, name) for name in names]
+        node[rows] = outermost_node(profile, leaf[rows], met, callers if rule_of_stacks.callers else None)
         start[rows] = np.where(node[rows] >= 0, np.append(profile.stacks.parent, -1)[node[rows]], leaf[rows])
     return node, start
 

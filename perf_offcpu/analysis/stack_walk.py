@@ -36,12 +36,15 @@ def innermost_node(profile: Profile, leaves: I64, wanted: Bool, user_frames: int
     return _walk(profile, leaves, wanted, first=True, user_frames=user_frames)
 
 
-def outermost_node(profile: Profile, leaves: I64, wanted: Bool) -> I64:
-    """Return int64[n]: from each leaf (row in stacks) towards the root, the last node with a wanted frame; -1 none."""
-    return _walk(profile, leaves, wanted, first=False, user_frames=0)
+def outermost_node(profile: Profile, leaves: I64, wanted: Bool, callers: Bool | None = None) -> I64:
+    """Return int64[n]: from each leaf (row in stacks) towards the root, the last node with a wanted frame; -1 none.
+    `callers`: bool[frames], the node above must have one of these frames; None for no condition."""
+    return _walk(profile, leaves, wanted, callers, first=False)
 
 
-def _walk(profile: Profile, leaves: I64, wanted: Bool, *, first: bool, user_frames: int) -> I64:
+def _walk(
+    profile: Profile, leaves: I64, wanted: Bool, callers: Bool | None = None, *, first: bool, user_frames: int = 0
+) -> I64:
     parent, frame = profile.stacks.parent, profile.stacks.frame
     node = np.full(len(leaves), -1, np.int64)
     if not wanted.any():
@@ -50,9 +53,11 @@ def _walk(profile: Profile, leaves: I64, wanted: Bool, *, first: bool, user_fram
     leaf, is_user = leaves[live], ~profile.frames.is_kernel()
     seen = np.zeros(len(live), np.int32)
     while len(live):
-        hit = wanted[frame[leaf]]
-        node[live[hit]] = leaf[hit]
         above = parent[leaf].astype(np.int64)
+        hit = wanted[frame[leaf]]
+        if callers is not None:
+            hit &= (above >= 0) & callers[frame[above]]
+        node[live[hit]] = leaf[hit]
         on = (above >= 0) & ~(hit & first)
         if user_frames:
             seen += is_user[frame[leaf]]
