@@ -467,24 +467,17 @@ int offcpu_python(u64 *ctx)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
 	struct offcpu_run run = { .ctx = ctx, .ctl = get_control(), .task = task };
-	u64 mm = (u64)POINTER(task, TASK_MM);
 	u32 zero = 0;
 	struct offcpu_switch *last = switched.lookup(&zero);
 	struct offcpu_walk *walk = walks.lookup(&zero);
-	struct offcpu_python *at;
 
 	run.to = scratch.lookup(&zero);
 	run.storage = find_storage(task);
 	if (!run.ctl || !last || !walk || !run.to || !run.storage)
 		return 0;
 	run.wait = &last->wait;
-	at = pythons.lookup(&last->wait.pid);
-	if (at && (!at->mm || at->mm == mm)) {	/* else it runs another program by now */
-		at->mm = mm;
-		walk->at = *at;
-		walk_python(&run, walk);
+	if (walk_known(&run, walk))
 		append_walk(run.to, walk);
-	}
 	send_sample(&run);
 	return 0;
 }
@@ -643,5 +636,8 @@ int offcpu_filter(void *ctx)
 	if (!ctl || (!is_target(ctl, task) && !find_storage(task)) || !has_properties(ctl, task))
 		return 0;
 	count(OFFCPU_ONCPU_SAMPLES, 0);
+#if OFFCPU_PYTHON && OFFCPU_MAY_GOTO	/* without may_goto, its work is the verifier's limit */
+	name_sample(ctx, ctl, task);
+#endif
 	return 1;
 }

@@ -409,7 +409,8 @@ struct offcpu_extension {
 #define OFFCPU_EXTENSION_SIZE offsetof(struct offcpu_extension, end)
 #define OFFCPU_EXTENSION_WORDS (sizeof(struct offcpu_extension) / sizeof(u64))
 
-enum { OFFCPU_KIND_WAIT = 1, OFFCPU_KIND_SUM = 2, OFFCPU_KIND_BEGAN_BEFORE = 4 };
+enum { OFFCPU_KIND_WAIT = 1, OFFCPU_KIND_SUM = 2, OFFCPU_KIND_BEGAN_BEFORE = 4,
+       OFFCPU_KIND_ON_CPU = 5 };
 
 /* flags */
 #define OFFCPU_PREEMPTED_WAIT 1		/* the thread stayed runnable */

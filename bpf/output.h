@@ -452,3 +452,37 @@ static __always_inline void account(struct offcpu_run *run)
 		python_program.call(run->ctx, 0);
 	send_sample(run);
 }
+
+#if OFFCPU_PYTHON
+/* Send the Python functions of the on-CPU sample that the perf core writes after this. */
+static __always_inline void name_sample(void *ctx, const struct offcpu_control *ctl,
+					struct task_struct *task)
+{
+	struct offcpu_wait wait = { .pid = pid_of(task) };
+	struct offcpu_run run = { .ctx = ctx, .ctl = ctl, .task = task, .wait = &wait,
+				  .storage = find_storage(task) };
+	u32 second = 1;
+	struct offcpu_walk *walk = walks.lookup(&second);
+	struct offcpu_extension *to;
+	u64 nr;
+
+	if (!run.storage || !walk || !walk_known(&run, walk))
+		return;
+	nr = walk->nr;
+	barrier_var(nr);
+	if (!nr || nr > OFFCPU_PYTHON_FRAMES)
+		return;
+	walk->note.pid = wait.pid;
+	walk->note.tid = tid_of(task);
+	to = &walk->note.extension;
+	to->magic = OFFCPU_MAGIC;
+	to->version = OFFCPU_VERSION;
+	to->size = OFFCPU_EXTENSION_SIZE;
+	to->kind = OFFCPU_KIND_ON_CPU;
+	to->python_offset = sizeof(*to);
+	to->python_nr = nr;
+	if (submit(ctx, OFFCPU_COPY_BARE, (void *)&walk->note,
+		   sizeof(walk->note) + nr * sizeof(u64)))
+		count(OFFCPU_PYTHON_UNREADABLE, 0);
+}
+#endif

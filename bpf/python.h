@@ -28,11 +28,17 @@ struct offcpu_walk {	/* in memory: the verifier knows nothing of it, nor follows
 		u64 stamp, hash, described;	/* id of described code, and in which epoch */
 	} known[KNOWN_OBJECTS];
 	u64 view[VIEW_WORDS], code[OBJECT_WORDS], text[TEXT_BYTES / sizeof(u64) + 1];
-	u64 frames[OFFCPU_PYTHON_FRAMES];
 	struct offcpu_code to;
+	struct {		/* a payload without a callchain: names for an on-CPU sample */
+		u32 pid, tid;
+		u64 offcpu_ns, nr, cgroup;
+		struct offcpu_extension extension;
+	} note;
+	u64 frames[OFFCPU_PYTHON_FRAMES];	/* part of the note */
 };
 BPF_TABLE("lru_hash", u64, u64, codes_seen, OFFCPU_PYTHON_CODES);
-BPF_TABLE("percpu_array", u32, struct offcpu_walk, walks, 1);
+/* The second is that of on-CPU samples, which interrupt other programs. */
+BPF_TABLE("percpu_array", u32, struct offcpu_walk, walks, 2);
 
 #define word_at(words, offset) ((words)[(offset) / sizeof(u64) & (OBJECT_WORDS - 1)])
 #define view_at(walk, offset)                                                                      \
@@ -244,5 +250,19 @@ static __always_inline void append_walk(struct offcpu_scratch *to, struct offcpu
 	extension->python_nr = nr;
 	bpf_probe_read_kernel(&to->sample.words[end], nr * sizeof(u64), walk->frames);
 	to->end = end + nr;
+}
+
+/* Read the Python frames of a thread, unless it runs another program by now. */
+static __always_inline bool walk_known(const struct offcpu_run *run, struct offcpu_walk *walk)
+{
+	u64 mm = (u64)POINTER(run->task, TASK_MM);
+	struct offcpu_python *at = pythons.lookup(&run->wait->pid);
+
+	if (!at || (at->mm && at->mm != mm))
+		return false;
+	at->mm = mm;
+	walk->at = *at;
+	walk_python(run, walk);
+	return true;
 }
 #endif

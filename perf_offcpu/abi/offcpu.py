@@ -29,6 +29,7 @@ class Kind(enum.IntEnum):
     SUM = 2  # the sum of `count` waits, each shorter than the threshold
     STILL_BLOCKED = 3  # a wait that had not ended when the recording, or this file of it, did
     BEGAN_BEFORE = 4  # a wait that began before the recording
+    ON_CPU = 5  # no wait: the Python functions of the thread's on-CPU sample at this time
 
 
 class WaitFlag(enum.IntFlag):

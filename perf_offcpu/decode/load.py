@@ -16,7 +16,7 @@ from perf_offcpu.decode.account import CollectorAccount, object_table
 from perf_offcpu.decode.batch import Batch, BatchCollector
 from perf_offcpu.decode.continued import at_pauses, joined_budget, without_continued
 from perf_offcpu.decode.deferred import decode_deferred, merge_deferred
-from perf_offcpu.decode.python_lines import with_places
+from perf_offcpu.decode.python_lines import with_functions_on_cpu, with_places
 from perf_offcpu.decode.retype import count_foreign_ids, repair_ids
 from perf_offcpu.decode.samples import SampleDecoder, is_offcpu, read_account
 from perf_offcpu.decode.snapshot_store import SnapshotStore
@@ -130,6 +130,7 @@ def assemble(head: Head | PerfDataReader, batch: Batch, tasks: TaskReplay, accou
     head.counters.add(losses.MAPS_FORGOTTEN, tasks.spaces.forgotten)
     evsels = [_evsel_of(spec) for spec in head.events.specs]
     samples = repair_ids(batch.samples, batch.from_upstream, tasks.tasks())
+    samples = with_functions_on_cpu(samples)
     head.counters.add(losses.FOREIGN_IDS, count_foreign_ids(samples, tasks.tasks()))
     if has_switches(batch.switches):
         samples = with_waits(samples, batch.switches, tasks.tasks(), evsels, head.counters, account)

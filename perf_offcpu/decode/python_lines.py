@@ -16,10 +16,12 @@ from perf_offcpu.errors import LayoutError
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import U64, Strings, distinct, is_among
+from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.recording import PythonPlaces, SampleFlag, Samples
 from perf_offcpu.model.stacks import build_stack_tree
 
 _LAST_LINE = 2**31 - 1
+_NOTE_NS = 100_000  # at most between an on-CPU sample and its functions: these are read in some 30 us
 
 
 class Code(NamedTuple):
@@ -89,6 +91,21 @@ def with_places(
         caller.astype(np.int32), is_first > 0, name.astype(np.uint32), file.astype(np.uint32), line.astype(np.int32)
     )
     return samples.with_columns(python=python), places
+
+
+def with_functions_on_cpu(samples: Samples) -> Samples:
+    """Return the samples without those flagged ON_CPU_NAMES, whose Python functions go to the on-CPU samples of the
+    thread at that time."""
+    is_note = samples.has(SampleFlag.ON_CPU_NAMES)
+    if not is_note.any():
+        return samples
+    notes, rows = np.flatnonzero(is_note), np.flatnonzero(~samples.has(SampleFlag.OFFCPU))
+    notes = notes[np.lexsort((samples.time_ns[notes], samples.tid[notes]))]
+    tid, time_ns, python = samples.tid[notes], samples.time_ns[notes], samples.python.copy()
+    note = rows_at(tid, time_ns, samples.tid[rows], samples.time_ns[rows] + _NOTE_NS)
+    is_near = (note >= 0) & (np.abs(time_ns[note] - samples.time_ns[rows]) <= _NOTE_NS)
+    python[rows[is_near]] = samples.python[notes[note[is_near]]]
+    return samples.with_columns(python=python).take(~is_note)
 
 
 def _rows_of(samples: Samples, waits: Mapping[tuple[int, int], Functions]) -> dict[int, tuple[int, int]]:

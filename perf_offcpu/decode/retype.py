@@ -40,6 +40,7 @@ FLAGS_OF_KIND = (
     (abi.Kind.SUM, SampleFlag.AGGREGATED),
     (abi.Kind.STILL_BLOCKED, SampleFlag.STILL_BLOCKED),
     (abi.Kind.BEGAN_BEFORE, SampleFlag.BEGAN_BEFORE),
+    (abi.Kind.ON_CPU, SampleFlag.ON_CPU_NAMES),
 )
 FLAGS_OF_WAIT = tuple((flag, SampleFlag[name]) for name, flag in abi.WaitFlag.__members__.items())
 FLAGS_OF_LOST = (

@@ -42,6 +42,7 @@ class SampleFlag(enum.IntFlag):
     SAMPLED = 1 << 17  # drawn by length: period is a weight, longest_ns the length, count an estimate
     AT_PAUSE = 1 << 18  # with STILL_BLOCKED: when a pause began, or its thread is in a later recording
     DRAWN = 1 << 19  # with AGGREGATED: a part of an exact sum, estimated by the waits drawn for their stack
+    ON_CPU_NAMES = 1 << 21  # no wait: Python functions, moved to the on-CPU sample of that time
     OF_SEVERAL = 1 << 20  # in poll() or select() of several descriptors: the object is the first that could be read
 
 

@@ -4,7 +4,8 @@
 One call of CPython's interpreter (a C function) runs several Python functions: their frames are inserted on the
 leaf side of the call's frame, named as in a perf map. Calls and functions are paired from the leaf on: so a stack that
 is cut before its root has the right functions at its calls, and the functions of missing calls stand next to its
-root. With perf trampolines (`python -X perf`) the caller of the call already has the name: nothing is inserted."""
+root. The innermost call of an on-CPU sample may have no function yet, or no more. With perf trampolines
+(`python -X perf`) the caller of the call already has the name: nothing is inserted."""
 
 import re
 from typing import Final
@@ -57,14 +58,19 @@ def with_places(
     is_wait = samples.has(SampleFlag.OFFCPU) & ~samples.has(SampleFlag.AGGREGATED)
     lost.add(losses.PYTHON_MISSED, int((has_calls[own] & is_wait & (samples.python < 0)).sum()))
     rows = np.flatnonzero((samples.python >= 0) & (own >= 0))
-    first, pair = group_rows(own[rows], samples.python[rows])
+    on_cpu = ~samples.has(SampleFlag.OFFCPU | SampleFlag.TRUNCATED)
+    first, pair = group_rows(own[rows], samples.python[rows], on_cpu[rows])
     caller_of, added = places.caller.tolist(), list[U64]()
-    for chain_row, leaf in zip(own[rows[first]].tolist(), samples.python[rows[first]].tolist(), strict=True):
+    columns = own[rows[first]], samples.python[rows[first]], on_cpu[rows[first]]
+    for chain_row, leaf, is_on_cpu in zip(*(column.tolist() for column in columns), strict=True):
         stack = [leaf]
         while (place := caller_of[stack[-1]]) >= 0:
             stack.append(place)
         chain = chains.row(chain_row)
-        index = _insertions(places.is_first[stack], np.flatnonzero(interprets[chain.astype(np.int64)]), len(chain))
+        is_first, calls = places.is_first[stack], np.flatnonzero(interprets[chain.astype(np.int64)])
+        if is_on_cpu and is_first[-1] and len(calls) == is_first.sum() + 1:
+            calls = calls[1:]
+        index = _insertions(is_first, calls, len(chain))
         caller = np.append(chain, [nothing, nothing])[index + 1].astype(np.int64)
         is_named = (places.name[stack] > 0) & (symbol[caller] != symbol[function[stack].astype(np.int64)])
         added.append(np.insert(chain, index[is_named], function[stack][is_named]))

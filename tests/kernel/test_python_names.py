@@ -4,6 +4,7 @@ Python than the system's are tested if they are installed."""
 
 import bisect
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -92,6 +93,50 @@ def test_waits_have_the_functions_and_lines_that_the_program_logs(python: str, t
     assert functions >= 0.98 * len(rows)
     assert lines >= 0.95 * len(rows)
     assert done.profile.losses.get(losses.PYTHON_UNDESCRIBED, 0) == 0
+
+
+SPINS = """
+import functools, sys, time
+def plain(depth): return plain(depth - 1) if depth else spin()
+def spin():
+    end = time.monotonic_ns() + 8_000_000
+    while time.monotonic_ns() < end: pass
+def through_c(depth):
+    return functools.reduce(lambda depth, _: spin() or through_c(depth - 1), [depth, 0]) if depth else 0
+def generated(depth): return sum(number * number for number in range(20_000 * depth + 50_000))
+time.sleep(0.4)
+for round in range(90):
+    function, depth = [plain, through_c, generated][round % 3], round // 3 % 6
+    begin = time.monotonic_ns()
+    function(depth)
+    print(begin, time.monotonic_ns(), function.__name__, depth)
+"""
+
+
+@pytest.mark.parametrize("python", [pytest.param(SYSTEM, id="system"), *OTHERS])
+def test_on_cpu_samples_have_the_functions_that_run(python: str, tmp_path: Path) -> None:
+    command = shutil.which(python)
+    if not command or subprocess.run([command, "-c", ""], check=False, capture_output=True).returncode:
+        pytest.skip(f"{python} is not installed")
+    done = run("-F", "999", "--", command, "-c", SPINS, cwd=tmp_path)
+    profile, said = done.profile, list[tuple[str, str]]()
+    samples = profile.samples
+    for line in done.stdout.splitlines():
+        begin, end, function, depth = line.split()
+        during = (samples.time_ns > int(begin) + MS) & (samples.time_ns < int(end) - MS)
+        truth = {
+            "plain": f"(spin )?(plain ){{1,{int(depth) + 1}}}",
+            "through_c": "(spin )?(<lambda> )?(through_c <lambda> )*through_c ",
+            "generated": "(<genexpr> )?generated ",
+        }
+        for row in np.flatnonzero(during & ~samples.has(SampleFlag.OFFCPU)).tolist():
+            stack = python_stack(profile, int(samples.stack[row]))
+            names = [name.removesuffix(" (<string>)").rpartition(".")[2] for name, _ in stack]
+            said.append((" ".join(names), truth[function] + "<module>"))
+    wrong = [names for names, expected in said if names and not re.fullmatch(expected, names)]
+    assert len(said) > 300 / PATIENCE
+    assert not wrong, wrong[0]
+    assert sum(bool(names) for names, _ in said) >= 0.98 * len(said)
 
 
 def test_functions_stand_at_the_calls_of_the_interpreter(tmp_path: Path) -> None:
