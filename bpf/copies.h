@@ -199,8 +199,7 @@ static __always_inline u64 ends_with_call(u64 code)
  */
 static __always_inline u64 hash_callers_of(const struct offcpu_control *ctl, u64 hash, u64 of_all)
 {
-	u32 zero = 0;
-	struct offcpu_piece *piece = pieces.lookup(&zero);
+	struct offcpu_piece *piece = pieces.lookup(ONLY_KEY);
 	u64 i, word, code, follows;
 
 	if (!piece || piece->nr > CODE_WORDS)
@@ -261,9 +260,9 @@ static __always_inline u64 hash_bytes(const struct offcpu_control *ctl,
 				      const struct offcpu_layout *at, u32 pid, u64 bytes, u64 hash)
 {
 	bool is_jvm = OFFCPU_JVMS && OFFCPU_MAY_GOTO && jvms.lookup(&pid);
-	u32 zero = 0, block;
-	struct offcpu_piece *piece = pieces.lookup(&zero);
+	struct offcpu_piece *piece = pieces.lookup(ONLY_KEY);
 	u64 i, from, size, more;
+	u32 block;
 
 	if (!piece)
 		return 0;
@@ -308,8 +307,7 @@ static __always_inline void spend_copy(const struct offcpu_run *run, u64 bytes)
 {
 	u64 budget = run->ctl->copy_budget, now = run->wait->switch_in_ns;
 	struct offcpu_wait *wait = run->wait;
-	u32 zero = 0;
-	struct offcpu_rate *limit = rate.lookup(&zero);
+	struct offcpu_rate *limit = rate.lookup(ONLY_KEY);
 
 	if (!limit)
 		return;

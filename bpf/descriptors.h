@@ -21,16 +21,6 @@ enum { RCV_SHUTDOWN = 1 };
 
 #define HEAD_BYTES 96			/* of struct inode, sock, epitem: kernel/objects.py */
 
-/* Memory of the kernel at an address of which the verifier knows nothing. */
-static __always_inline u64 kernel_word(struct offcpu_object *to, u64 address, u32 size)
-{
-	u64 word = 0;
-
-	if (bpf_probe_read_kernel(&word, size, (void *)address))
-		to->lost |= OFFCPU_OBJECT_FAULT;
-	return word;
-}
-
 static __always_inline void identify(struct offcpu_object *to, u64 word)
 {
 	to->id = mix(to->id, word);

@@ -102,17 +102,10 @@ static __always_inline s32 syscall_of(struct task_struct *task, u32 flags)
 	return number >= 0 && is_compat(task, regs) ? number | OFFCPU_SYSCALL_COMPAT : number;
 }
 
-/* The run queue that a task is on. */
-static __always_inline char *run_queue_of(struct task_struct *task)
+/* The run queue that a task is on. Other variables of its CPU have a known distance from it. */
+static __always_inline u64 run_queue_of(struct task_struct *task)
 {
-	return FIELD(char *, POINTER(task, TASK_CFS_RQ), CFS_RQ_RQ);
-}
-
-/* Read a per-CPU variable, by its distance from another one, the run queue. */
-static __always_inline void read_of_cpu(struct task_struct *current, s64 distance, void *to,
-					u32 size)
-{
-	bpf_probe_read_kernel(to, size, run_queue_of(current) + distance);
+	return FIELD(u64, POINTER(task, TASK_CFS_RQ), CFS_RQ_RQ);
 }
 
 /*
@@ -124,20 +117,17 @@ static __always_inline void read_of_cpu(struct task_struct *current, s64 distanc
  */
 static __always_inline bool in_own_softirq(void *ctx, struct task_struct *current)
 {
+	struct offcpu_irq_stack *stack = irq_stack.lookup(ONLY_KEY);
 	u64 served = 0, own = 0;
-	u32 zero = 0, i;
-	struct offcpu_irq_stack *stack = irq_stack.lookup(&zero);
+	u32 i;
 
 	if (!stack || !FIELD(u32, current, TASK_PID))
 		return false;
 #if OFFCPU_IRQ_STACK
-	u64 end = 0, caller = 0;
-	u8 in_use = 0;
+	u64 queue = run_queue_of(current), end = kernel_word(NULL, queue + IRQ_STACK_PTR, 8);
 
-	read_of_cpu(current, IRQ_STACK_IN_USE, &in_use, sizeof(in_use));
-	read_of_cpu(current, IRQ_STACK_PTR, &end, sizeof(end));
-	bpf_probe_read_kernel(&caller, sizeof(caller), (void *)(end - sizeof(caller)));
-	if (!in_use || !is_within(caller, OFFCPU_DO_SOFTIRQ) ||
+	if (!kernel_word(NULL, queue + IRQ_STACK_IN_USE, sizeof(u8)) ||
+	    !is_within(kernel_word(NULL, end - sizeof(u64), sizeof(u64)), OFFCPU_DO_SOFTIRQ) ||
 	    bpf_probe_read_kernel(stack, sizeof(*stack), (void *)(end - sizeof(*stack))))
 		return false;
 #else
@@ -161,9 +151,9 @@ static __always_inline bool in_interrupt(void *ctx, struct task_struct *current)
 	count = FIELD(u32, current, PREEMPT_COUNT);
 #elif OFFCPU_PREEMPT_COUNT == OFFCPU_PREEMPT_COUNT_OF_CPU && defined(OFFCPU_READ_ONLY_CAST)
 	/* Without a call, which takes 50 ns more. */
-	count = *(u32 *)read_only_cast((u64)run_queue_of(current) + PREEMPT_COUNT, OFFCPU_WORD);
+	count = *(u32 *)read_only_cast(run_queue_of(current) + PREEMPT_COUNT, OFFCPU_WORD);
 #elif OFFCPU_PREEMPT_COUNT == OFFCPU_PREEMPT_COUNT_OF_CPU
-	read_of_cpu(current, PREEMPT_COUNT, &count, sizeof(count));
+	count = kernel_word(NULL, run_queue_of(current) + PREEMPT_COUNT, sizeof(count));
 #endif
 	count &= INTERRUPT_MASK;
 	return count == SOFTIRQ_OFFSET ? !in_own_softirq(ctx, current) : count;

@@ -73,29 +73,27 @@ static __always_inline u32 lock_owner(struct task_struct *task)
 /* The mmap_lock of a task, in the form of task->blocker, if the task has queued for it; else 0. */
 static __always_inline u64 own_mmap_lock(struct task_struct *task)
 {
-	u64 mm = 0, head, last = 0, waiter, i;	/* numbers, no pointers, to the verifier */
-	u32 reads = 0;
+	u64 mm, head, last, waiter, i;	/* numbers, no pointers, to the verifier */
 
 	if (!TASK_MM || !RWSEM_WAITER_TASK)
 		return 0;
-	bpf_probe_read_kernel(&mm, sizeof(mm), (char *)task + TASK_MM);
-	head = mm + MM_MMAP_WAITERS;
-	if (MM_MMAP_FIRST)
-		bpf_probe_read_kernel(&head, sizeof(head), (void *)(mm + MM_MMAP_FIRST));
-	if (!mm || bpf_probe_read_kernel(&last, sizeof(last), (void *)(head + LIST_HEAD_PREV)))
+	mm = kernel_word(NULL, (u64)task + TASK_MM, sizeof(u64));
+	head = MM_MMAP_FIRST ? kernel_word(NULL, mm + MM_MMAP_FIRST, sizeof(u64)) :
+			       mm + MM_MMAP_WAITERS;
+	last = kernel_word(NULL, head + LIST_HEAD_PREV, sizeof(u64));
+	if (!last)
 		return 0;
 #pragma clang loop unroll(full)
 	for (i = 0; i < LAST_WAITERS; i++) {
-		bpf_probe_read_kernel(&waiter, sizeof(waiter), (void *)(last + RWSEM_WAITER_TASK));
-		if (waiter == (u64)task) {
-			bpf_probe_read_kernel(&reads, sizeof(reads),
-					      (void *)(last + RWSEM_WAITER_TYPE));
-			return (mm + MM_MMAP_LOCK) | (reads ? OFFCPU_LOCK_READ : OFFCPU_LOCK_WRITE);
-		}
-		/* struct rwsem_waiter begins with its place in the list. */
-		if (last == head ||
-		    bpf_probe_read_kernel(&last, sizeof(last), (void *)(last + LIST_HEAD_PREV)))
+		waiter = kernel_word(NULL, last + RWSEM_WAITER_TASK, sizeof(u64));
+		if (waiter == (u64)task)
+			return (mm + MM_MMAP_LOCK) |
+			       (kernel_word(NULL, last + RWSEM_WAITER_TYPE, sizeof(u32)) ?
+				OFFCPU_LOCK_READ : OFFCPU_LOCK_WRITE);
+		if (last == head)
 			return 0;
+		/* struct rwsem_waiter begins with its place in the list. */
+		last = kernel_word(NULL, last + LIST_HEAD_PREV, sizeof(u64));
 	}
 	return 0;
 }
@@ -103,7 +101,7 @@ static __always_inline u64 own_mmap_lock(struct task_struct *task)
 /* Note the lock of the kernel for which a task begins to wait, and its owner. */
 static __always_inline void note_kernel_lock(struct offcpu_task *storage, struct task_struct *task)
 {
-	u64 blocker, lock, owner = 0;
+	u64 blocker, lock, owner;
 	u32 type, tid = 0;
 
 	if (!OFFCPU_OBJECTS)
@@ -117,10 +115,9 @@ static __always_inline void note_kernel_lock(struct offcpu_task *storage, struct
 	type = blocker & LOCK_TYPE;
 	lock = (blocker & ~LOCK_TYPE) + (type == OFFCPU_LOCK_MUTEX ? MUTEX_OWNER :
 		type == OFFCPU_LOCK_SEMAPHORE ? SEMAPHORE_LAST_HOLDER : RW_SEMAPHORE_OWNER);
-	bpf_probe_read_kernel(&owner, sizeof(owner), (void *)lock);
+	owner = kernel_word(NULL, lock, sizeof(u64));
 	if (!(type >= OFFCPU_LOCK_READ && owner & READERS_OWN) && owner & ~OWNER_FLAGS)
-		bpf_probe_read_kernel(&tid, sizeof(tid),
-				      (void *)((owner & ~OWNER_FLAGS) + TASK_PID));
+		tid = kernel_word(NULL, (owner & ~OWNER_FLAGS) + TASK_PID, sizeof(tid));
 	storage->blocker_tid = tid ? tid : OFFCPU_NO_ID;
 }
 

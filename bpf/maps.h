@@ -26,6 +26,9 @@ static void *(*read_only_cast)(u64 address, u32 type) = (void *)OFFCPU_READ_ONLY
 /* For one read from a trusted task, the verifier searches the names of all types up to 4 times. */
 #define POINTER(task, offset) FIELD(void *, read_only_cast((u64)(task), OFFCPU_TASK_STRUCT), offset)
 
+/* The key of a map that has one value. */
+#define ONLY_KEY (&(u32){0})
+
 /* User stacks are walked at switch-out, into the task's storage. */
 #define WALK_AT_SWITCH_OUT (OFFCPU_SUM_STACKS || !OFFCPU_AT_EXIT)
 /* With callers (callers.h) the check of a stack has another meaning. */
@@ -210,6 +213,26 @@ BPF_PERF_OUTPUT(events_quarter);
 BPF_PERF_OUTPUT(events_double);
 BPF_PERF_OUTPUT(events_fourfold);
 
+/* Up to 8 bytes of the kernel; 0 if they cannot be read, which is noted in an object, if any. */
+static __always_inline u64 kernel_word(struct offcpu_object *to, u64 address, u32 size)
+{
+	u64 word = 0;
+
+	if (bpf_probe_read_kernel(&word, size, (void *)address) && to)
+		to->lost |= OFFCPU_OBJECT_FAULT;
+	return word;
+}
+
+/* The same of the memory of `current`. */
+static __always_inline u64 user_word(struct offcpu_object *to, u64 address)
+{
+	u64 word = 0;
+
+	if (bpf_probe_read_user(&word, sizeof(word), (void *)address) && to)
+		to->lost |= OFFCPU_OBJECT_FAULT;
+	return word;
+}
+
 static __always_inline void count(u32 which, u64 ns)
 {
 	struct offcpu_count *counter = counters.lookup(&which);
@@ -222,9 +245,7 @@ static __always_inline void count(u32 which, u64 ns)
 
 static __always_inline struct offcpu_control *get_control(void)
 {
-	u32 zero = 0;
-
-	return control.lookup(&zero);
+	return control.lookup(ONLY_KEY);
 }
 
 /* Return the control while recording is enabled, else NULL. */
@@ -238,9 +259,7 @@ static __always_inline struct offcpu_control *enabled(void)
 /* The limit of the rate of samples; NULL for any number. */
 static __always_inline struct offcpu_rate *rate_of(const struct offcpu_control *ctl)
 {
-	u32 zero = 0;
-
-	return ctl->max_rate ? rate.lookup(&zero) : NULL;
+	return ctl->max_rate ? rate.lookup(ONLY_KEY) : NULL;
 }
 
 /* Whether a short wait is sent, as a sum of one, with the first copy of its stack. */

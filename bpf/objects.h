@@ -131,11 +131,7 @@ static __always_inline u32 lowest_bit(u64 word)
 /* A word of a descriptor set of select(), which may be missing. */
 static __always_inline u64 set_word(struct offcpu_object *to, u64 set, u64 first)
 {
-	u64 word = 0;
-
-	if (set && bpf_probe_read_user(&word, sizeof(word), (void *)(set + first / 8)))
-		to->lost |= OFFCPU_OBJECT_FAULT;
-	return word;
+	return set ? user_word(to, set + first / 8) : 0;
 }
 
 /*

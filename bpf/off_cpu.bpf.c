@@ -386,8 +386,7 @@ int offcpu_switch(u64 *ctx)
 {
 	struct task_struct *prev = (void *)ctx[1], *next = (void *)ctx[2];
 	struct offcpu_control *ctl = get_control();
-	u32 zero = 0;
-	struct offcpu_switch *last = switched.lookup(&zero);
+	struct offcpu_switch *last = switched.lookup(ONLY_KEY);
 	u64 now;
 
 	if (!last || !ctl)
@@ -438,12 +437,11 @@ int offcpu_switched(u64 *ctx)
 	struct task_struct *task = bpf_get_current_task_btf();
 	struct offcpu_control *ctl = get_control();
 	struct offcpu_switch *last;
-	u32 zero = 0;
 	u64 now;
 
 	if (!(OFFCPU_BY_PROBE || ctx[0]) || !ctl || is_stranger(ctl, task))
 		return 0;
-	last = switched.lookup(&zero);
+	last = switched.lookup(ONLY_KEY);
 	if (!last)
 		return 0;
 	if (OFFCPU_SAMPLING) {
@@ -467,11 +465,10 @@ int offcpu_python(u64 *ctx)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
 	struct offcpu_run run = { .ctx = ctx, .ctl = get_control(), .task = task };
-	u32 zero = 0;
-	struct offcpu_switch *last = switched.lookup(&zero);
-	struct offcpu_walk *walk = walks.lookup(&zero);
+	struct offcpu_switch *last = switched.lookup(ONLY_KEY);
+	struct offcpu_walk *walk = walks.lookup(ONLY_KEY);
 
-	run.to = scratch.lookup(&zero);
+	run.to = scratch.lookup(ONLY_KEY);
 	run.storage = find_storage(task);
 	if (!run.ctl || !last || !walk || !run.to || !run.storage)
 		return 0;
@@ -584,9 +581,8 @@ int offcpu_last(u64 *ctx)
 	struct offcpu_last *last;
 	u64 nr_user = 0, size;	/* not u32: clang would compare a copy, unknown to be the same */
 	long bytes = 0;
-	u32 zero = 0;
 
-	run.to = to = scratch.lookup(&zero);
+	run.to = to = scratch.lookup(ONLY_KEY);
 	if (!to || !run.ctl || !task)
 		return 0;
 	run.storage = storage = find_storage(task);

@@ -409,7 +409,6 @@ static __always_inline void account(struct offcpu_run *run)
 	const struct offcpu_control *ctl = run->ctl;
 	struct offcpu_wait *wait = run->wait;
 	bool is_long = wait->ns >= ctl->threshold_ns || wait->flags & OFFCPU_BEGAN_BEFORE;
-	u32 zero = 0;
 
 	if (!is_long && ctl->drop_short) {
 		count(OFFCPU_DROPPED, wait->ns);
@@ -417,7 +416,7 @@ static __always_inline void account(struct offcpu_run *run)
 	}
 	wait->sampled = is_long && may_send(ctl, wait);
 	wait->lost = OFFCPU_LOST_USER_STACK;
-	run->to = scratch.lookup(&zero);
+	run->to = scratch.lookup(ONLY_KEY);
 	if (!run->to)
 		return;
 	run->to->tcp_nr = 0;

@@ -49,14 +49,6 @@ BPF_TABLE("percpu_array", u32, struct offcpu_walk, walks, 2);
 #define known_of(walk, object) (&(walk)->known[(object) * HASH_MULTIPLIER >> 55])
 #define frame_at(walk, i) ((walk)->frames[(i) & (OFFCPU_PYTHON_FRAMES - 1)])
 
-static __always_inline u64 user_word(u64 address)
-{
-	u64 word = 0;
-
-	bpf_probe_read_user(&word, sizeof(word), (void *)address);
-	return word;
-}
-
 /* The lesser of a number and a mask, without a branch. */
 static __always_inline u64 at_most(u64 number, u64 mask)
 {
@@ -74,7 +66,7 @@ static __always_inline u64 frame_of(struct offcpu_walk *walk, u64 self)
 	frame = word_at(walk->code, walk->at.thread_frame);
 	if (self - word_at(walk->code, walk->at.thread_id) >= THREAD_BYTES)
 		return 0;
-	return walk->at.direct ? frame : user_word(frame + walk->at.c_frame);
+	return walk->at.direct ? frame : user_word(NULL, frame + walk->at.c_frame);
 }
 
 /* Find a thread's frame. A state without one may be of a child with its parent's pointer. */
@@ -92,10 +84,10 @@ static __always_inline void find_frame(const struct offcpu_run *run, struct offc
 		walk->thread = word_at(walk->code, walk->at.next_thread);
 		if (walk->thread && walk->interpreter != head)
 			continue;
-		walk->interpreter = user_word(walk->interpreter + walk->at.next_interpreter);
+		walk->interpreter = user_word(NULL, walk->interpreter + walk->at.next_interpreter);
 		if (!walk->interpreter)
 			break;
-		walk->thread = user_word(walk->interpreter + walk->at.threads);
+		walk->thread = user_word(NULL, walk->interpreter + walk->at.threads);
 	}
 	run->storage->python_thread = walk->thread;
 }
@@ -138,7 +130,8 @@ static __always_inline u64 hash_text(struct offcpu_walk *walk, u64 object)
 		less = begin + (i < 80 ? i + (last - i & sign_of(last - i)) : last - 88 + i);
 		hash = mix(hash, *(u64 *)((u8 *)walk->text + (less & TEXT_BYTES - 1)));
 	}
-	return bytes > 127 ? mix(hash, user_word(object + begin + bytes - sizeof(u64))) : hash;
+	return bytes > 127 ? mix(hash, user_word(NULL, object + begin + bytes - sizeof(u64))) :
+			     hash;
 }
 
 /* Return the id of the code object that was read. */
@@ -187,7 +180,7 @@ static __always_inline void announce_code(const struct offcpu_run *run, struct o
 	to->file_size = copy_text(walk, word_at(walk->code, walk->at.file), to->file, 511);
 	to->file_flags = walk->text[TEXT_FLAGS];
 	lines = word_at(walk->code, walk->at.lines) + BYTES_DATA;
-	bytes = at_most(user_word(lines - BYTES_LENGTH), sizeof(to->lines) - 1);
+	bytes = at_most(user_word(NULL, lines - BYTES_LENGTH), sizeof(to->lines) - 1);
 	to->lines_size = bytes & ~sign_of(bpf_probe_read_user(to->lines, bytes, (void *)lines));
 	if (!new_codes.push(to, 0))
 		codes_seen.update(&id, &epoch);

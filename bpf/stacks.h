@@ -155,8 +155,7 @@ static __always_inline u32 skip_scheduler(const struct offcpu_control *ctl, cons
  */
 static __always_inline void walk_early(struct task_struct *next, u64 since_ns)
 {
-	u32 zero = 0;
-	struct offcpu_scratch *to = scratch.lookup(&zero);
+	struct offcpu_scratch *to = scratch.lookup(ONLY_KEY);
 	long bytes;
 
 	if (!to)

@@ -16,16 +16,15 @@
 
 struct offcpu_upid {			/* struct upid, include/linux/pid.h */
 	u32 nr;
-	void *ns;
+	u64 ns;				/* address of the namespace */
 };
 
 /* The id (struct pid) at a level of pid namespaces, or in its own, the last; 0 without one. */
 static __always_inline struct offcpu_upid upid_at(char *pid, u64 level, bool own)
 {
 	struct offcpu_upid id = {};
-	u32 last = 0;
+	u32 last = kernel_word(NULL, (u64)pid + PID_LEVEL, sizeof(last));
 
-	bpf_probe_read_kernel(&last, sizeof(last), pid + PID_LEVEL);
 	level = own ? last : level;
 	if (level <= last)
 		bpf_probe_read_kernel(&id, sizeof(id), pid + PID_NUMBERS + level * sizeof(id));
@@ -36,9 +35,8 @@ static __always_inline struct offcpu_upid upid_at(char *pid, u64 level, bool own
 static __always_inline u32 inner_id(char *pid)
 {
 	struct offcpu_upid upid = upid_at(pid, late_value(OFFCPU_PID_LEVEL), false);
-	u32 inode = 0;
+	u32 inode = kernel_word(NULL, upid.ns + PID_NAMESPACE_INUM, sizeof(inode));
 
-	bpf_probe_read_kernel(&inode, sizeof(inode), (char *)upid.ns + PID_NAMESPACE_INUM);
 	return inode == late_value(OFFCPU_PID_NAMESPACE) ? upid.nr : 0;
 }
 
@@ -75,26 +73,20 @@ static __always_inline bool is_target(const struct offcpu_control *ctl, struct t
 /* Whether a task is in one of the control groups in `groups`, or below one. */
 static __always_inline bool in_groups(const struct offcpu_control *ctl, struct task_struct *task)
 {
-	char *set = POINTER(task, TASK_CGROUPS), *css = NULL, *cgroup = NULL, *node = NULL;
-	u64 i;
+	u64 set = (u64)POINTER(task, TASK_CGROUPS), css, node, id, i;
 
-	if (OFFCPU_BY_GROUP == 1) {
-		bpf_probe_read_kernel(&cgroup, sizeof(cgroup), set + CSS_SET_DFL_CGRP);
-		css = cgroup + CGROUP_SELF;
-	} else {
-		bpf_probe_read_kernel(&css, sizeof(css), set + CSS_SET_CSS);
-	}
+	css = OFFCPU_BY_GROUP == 1 ?
+	      kernel_word(NULL, set + CSS_SET_DFL_CGRP, sizeof(u64)) + CGROUP_SELF :
+	      kernel_word(NULL, set + CSS_SET_CSS, sizeof(u64));
 	for_each_round(ctl, i, 0, GROUP_LEVELS) {
-		u64 id = 0;
-
-		bpf_probe_read_kernel(&cgroup, sizeof(cgroup), css + CSS_CGROUP);
-		bpf_probe_read_kernel(&node, sizeof(node), cgroup + CGROUP_KN);
-		if (bpf_probe_read_kernel(&id, sizeof(id), node + KERNFS_NODE_ID))
-			return false;
+		node = kernel_word(NULL, css + CSS_CGROUP, sizeof(u64)) + CGROUP_KN;
+		node = kernel_word(NULL, node, sizeof(u64));
+		id = kernel_word(NULL, node + KERNFS_NODE_ID, sizeof(u64));
 		if (groups.lookup(&id))
 			return true;
-		if (bpf_probe_read_kernel(&css, sizeof(css), css + CSS_PARENT) || !css)
-			return false;
+		css = kernel_word(NULL, css + CSS_PARENT, sizeof(u64));
+		if (!css)
+			break;
 	}
 	return false;
 }

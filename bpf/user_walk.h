@@ -104,8 +104,7 @@ static __always_inline u32 walk_frames(const struct offcpu_control *ctl,
 				       struct offcpu_top *top)
 {
 	void *regs = (void *)bpf_task_pt_regs(current);
-	u32 zero = 0;
-	struct offcpu_window *window = windows.lookup(&zero);
+	struct offcpu_window *window = windows.lookup(ONLY_KEY);
 	u64 changed, fp, at, ip, i;
 
 	if (!window || !is_64_bit(regs))
