@@ -27,13 +27,19 @@ struct offcpu_arguments {
 	u64 sp;
 };
 
-static __always_inline void read_arguments(void *regs, struct offcpu_arguments *args)
+/* Read the registers of a task in a system call; false if it is one of a 32-bit program. */
+static __always_inline bool read_arguments(struct task_struct *task, struct offcpu_arguments *args)
 {
+	void *regs = (void *)bpf_task_pt_regs(task);
+
+	if (is_compat(task, regs))
+		return false;
 	args->words[0] = FIELD(u64, regs, REGS_ARG_0);
 	args->words[1] = FIELD(u64, regs, REGS_ARG_1);
 	args->words[2] = FIELD(u64, regs, REGS_ARG_2);
 	args->words[3] = FIELD(u64, regs, REGS_ARG_3);
 	args->sp = FIELD(u64, regs, REGS_SP);
+	return true;
 }
 
 /* The description of a system call; NULL if it names no object, or is OFFCPU_SYSCALL_*. */

@@ -16,7 +16,6 @@
 
 #include "copies.h"
 
-#if OFFCPU_SUM_CALLERS
 static __always_inline bool is_same(const struct offcpu_layout *a, const struct offcpu_layout *b)
 {
 	return !((a->code ^ b->code) | (a->key ^ b->key) | (a->top ^ b->top) |
@@ -85,4 +84,3 @@ static __always_inline u64 hash_callers(const struct offcpu_run *run)
 	/* For the verifier, both paths go on as one. */
 	return *(volatile u64 *)&top->caller;
 }
-#endif

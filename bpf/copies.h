@@ -28,7 +28,6 @@
 
 BPF_TABLE("hash", u32, u32, jvms, OFFCPU_JVMS ? OFFCPU_JVMS : 1);	/* pids */
 
-#if OFFCPU_COPIES
 #define LIBRARIES (1ULL << 30)		/* libraries are mapped this near below mm->mmap_base */
 #define MAPPED (1ULL << 40)		/* and other code, generated at run time, this near */
 #define MOST_COPIED (32ULL << 10)	/* LARGEST_COPY in perf_offcpu/abi/offcpu.py */
@@ -360,8 +359,7 @@ static __always_inline void plan_copy(const struct offcpu_run *run)
 	fp = FIELD(u64, regs, REGS_FP) - at.sp;
 	hash = mix(mix(hash_chain(run, &at), stack), fp < NEAR_STACK ? fp : 0);
 	hash = hash_bytes(ctl, &at, wait->pid, bytes, hash);
-	wait->hash = hash;
-	wait->copied = hash;
+	wait->hash = wait->copied = hash;
 	if (!hash)
 		return;
 	known = snapshots.lookup(&hash);
@@ -381,4 +379,3 @@ static __always_inline void plan_copy(const struct offcpu_run *run)
 	wait->copy = OFFCPU_COPY_BARE;
 	note_known(ctl, hash, wait->copied);
 }
-#endif

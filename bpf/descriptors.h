@@ -44,8 +44,8 @@ static __always_inline void describe_socket(struct offcpu_object *to, u64 file)
 	const u8 *sock;
 	u64 sk;
 
-	sk = kernel_word(to, file + FILE_PRIVATE_DATA, sizeof(u64));
-	sk = kernel_word(to, sk + SOCKET_SK, sizeof(u64));
+	sk = kernel_word(to, file + FILE_PRIVATE_DATA);
+	sk = kernel_word(to, sk + SOCKET_SK);
 	to->kind = OFFCPU_OBJECT_SOCKET;
 	to->where = sk;
 	sock = head_of(to, sk);
@@ -66,7 +66,7 @@ static __always_inline void describe_socket(struct offcpu_object *to, u64 file)
 	}
 	identify(to, *(u64 *)to->remote);
 	if (UNIX_PEER && to->family == AF_UNIX)
-		identify(to, kernel_word(to, sk + UNIX_PEER, sizeof(u64)));
+		identify(to, kernel_word(to, sk + UNIX_PEER));
 }
 
 static __always_inline void describe_file(struct offcpu_object *to, u64 file, u64 super, u32 mode)
@@ -83,12 +83,12 @@ static __always_inline void describe_file(struct offcpu_object *to, u64 file, u6
 	/* All eventfds and their like have one inode. They are regular files since Linux 6.16. */
 	if (mode && mode != S_IFREG)
 		return;
-	magic = kernel_word(to, super + SUPER_MAGIC, sizeof(u64));
+	magic = kernel_word(to, super + SUPER_MAGIC);
 	if (magic != ANON_INODE_FS_MAGIC && magic != PID_FS_MAGIC)
 		return;
 	to->kind = OFFCPU_OBJECT_ANONYMOUS;
 	identify(to, file);
-	identify(to, kernel_word(to, file + FILE_OP, sizeof(u64)));
+	identify(to, kernel_word(to, file + FILE_OP));
 }
 
 /* The file of a descriptor of a task; 0 if it is not open. */
@@ -99,7 +99,7 @@ static __always_inline u64 file_of(struct offcpu_object *to, struct task_struct 
 	if (fd >= FIELD(u32, table, FDTABLE_MAX_FDS))
 		return 0;
 	to->fd = fd;
-	return kernel_word(to, FIELD(u64, table, FDTABLE_FD) + fd * sizeof(u64), sizeof(u64));
+	return kernel_word(to, FIELD(u64, table, FDTABLE_FD) + fd * sizeof(u64));
 }
 
 /*
@@ -113,8 +113,8 @@ static __always_inline u64 ready_file(struct offcpu_object *to, u64 epoll)
 
 	if (!EVENTPOLL_READY)
 		return 0;
-	instance = kernel_word(to, epoll + FILE_PRIVATE_DATA, sizeof(u64));
-	item = kernel_word(to, instance + EVENTPOLL_READY, sizeof(u64));
+	instance = kernel_word(to, epoll + FILE_PRIVATE_DATA);
+	item = kernel_word(to, instance + EVENTPOLL_READY);
 	if (!item || item == instance + EVENTPOLL_READY)
 		return 0;
 	head = head_of(to, item - EPITEM_READY);
@@ -127,19 +127,19 @@ static __always_inline u64 ready_file(struct offcpu_object *to, u64 epoll)
 /* Whether a read from a socket or pipe returns at once; false for other files. */
 static __always_inline bool is_readable(struct offcpu_object *to, u64 file)
 {
-	u64 data = kernel_word(to, file + FILE_PRIVATE_DATA, sizeof(u64));
-	u64 inode = kernel_word(to, file + FILE_INODE, sizeof(u64));
-	u32 mode = kernel_word(to, inode + INODE_MODE, sizeof(u16)) & S_IFMT;
+	u64 data = kernel_word(to, file + FILE_PRIVATE_DATA);
+	u64 inode = kernel_word(to, file + FILE_INODE);
+	u32 mode = kernel_bytes(to, inode + INODE_MODE, sizeof(u16)) & S_IFMT;
 
 	if (mode == S_IFIFO)
-		return kernel_word(to, data + PIPE_HEAD, sizeof(u32)) !=
-		       kernel_word(to, data + PIPE_TAIL, sizeof(u32)) ||
-		       !kernel_word(to, data + PIPE_WRITERS, sizeof(u32));
+		return kernel_bytes(to, data + PIPE_HEAD, sizeof(u32)) !=
+		       kernel_bytes(to, data + PIPE_TAIL, sizeof(u32)) ||
+		       !kernel_bytes(to, data + PIPE_WRITERS, sizeof(u32));
 	if (mode != S_IFSOCK)
 		return false;
-	data = kernel_word(to, data + SOCKET_SK, sizeof(u64));
-	return kernel_word(to, data + SOCK_RECEIVED, sizeof(u32)) ||
-	       kernel_word(to, data + SOCK_SHUTDOWN, sizeof(u8)) & RCV_SHUTDOWN;
+	data = kernel_word(to, data + SOCKET_SK);
+	return kernel_bytes(to, data + SOCK_RECEIVED, sizeof(u32)) ||
+	       kernel_bytes(to, data + SOCK_SHUTDOWN, sizeof(u8)) & RCV_SHUTDOWN;
 }
 
 static __always_inline void describe_open(struct offcpu_object *to, u64 file)
@@ -148,7 +148,7 @@ static __always_inline void describe_open(struct offcpu_object *to, u64 file)
 	u32 mode;
 
 	to->where = file;
-	inode = head_of(to, kernel_word(to, file + FILE_INODE, sizeof(u64)));
+	inode = head_of(to, kernel_word(to, file + FILE_INODE));
 	mode = FIELD(u16, inode, INODE_MODE) & S_IFMT;
 	to->inode = FIELD(u64, inode, INODE_INO);
 	identify(to, to->inode);
@@ -171,11 +171,10 @@ static __always_inline u32 forked_child(const struct offcpu_run *run, struct off
 
 	if (!TASK_CHILDREN || last == (u64)run->task + TASK_CHILDREN)
 		return 0;
-	if (late_value(OFFCPU_PID_LEVEL))
-		tid = inner_id((char *)kernel_word(to, child + TASK_THREAD_PID, sizeof(u64)));
-	else
-		tid = kernel_word(to, child + TASK_PID, sizeof(u32));
-	if (tid != run->wait->waker_tid && !kernel_word(to, child + TASK_VFORK_DONE, sizeof(u64)))
+	tid = late_value(OFFCPU_PID_LEVEL) ?
+	      inner_id((char *)kernel_word(to, child + TASK_THREAD_PID)) :
+	      kernel_bytes(to, child + TASK_PID, sizeof(u32));
+	if (tid != run->wait->waker_tid && !kernel_word(to, child + TASK_VFORK_DONE))
 		return 0;
 	return tid;
 }

@@ -124,10 +124,10 @@ static __always_inline bool in_own_softirq(void *ctx, struct task_struct *curren
 	if (!stack || !FIELD(u32, current, TASK_PID))
 		return false;
 #if OFFCPU_IRQ_STACK
-	u64 queue = run_queue_of(current), end = kernel_word(NULL, queue + IRQ_STACK_PTR, 8);
+	u64 queue = run_queue_of(current), end = kernel_word(NULL, queue + IRQ_STACK_PTR);
 
-	if (!kernel_word(NULL, queue + IRQ_STACK_IN_USE, sizeof(u8)) ||
-	    !is_within(kernel_word(NULL, end - sizeof(u64), sizeof(u64)), OFFCPU_DO_SOFTIRQ) ||
+	if (!kernel_bytes(NULL, queue + IRQ_STACK_IN_USE, sizeof(u8)) ||
+	    !is_within(kernel_word(NULL, end - sizeof(u64)), OFFCPU_DO_SOFTIRQ) ||
 	    bpf_probe_read_kernel(stack, sizeof(*stack), (void *)(end - sizeof(*stack))))
 		return false;
 #else
@@ -153,7 +153,7 @@ static __always_inline bool in_interrupt(void *ctx, struct task_struct *current)
 	/* Without a call, which takes 50 ns more. */
 	count = *(u32 *)read_only_cast(run_queue_of(current) + PREEMPT_COUNT, OFFCPU_WORD);
 #elif OFFCPU_PREEMPT_COUNT == OFFCPU_PREEMPT_COUNT_OF_CPU
-	count = kernel_word(NULL, run_queue_of(current) + PREEMPT_COUNT, sizeof(count));
+	count = kernel_bytes(NULL, run_queue_of(current) + PREEMPT_COUNT, sizeof(count));
 #endif
 	count &= INTERRUPT_MASK;
 	return count == SOFTIRQ_OFFSET ? !in_own_softirq(ctx, current) : count;

@@ -47,16 +47,13 @@ static __always_inline u32 lock_owner(struct task_struct *task)
 	struct offcpu_arguments args;
 	u32 words[5] = {}, owner = 0, command, value;
 	struct offcpu_call *call = call_of(syscall_of(task, 0));
-	void *regs, *pid = POINTER(task, TASK_THREAD_PID);
+	void *pid = POINTER(task, TASK_THREAD_PID);
 
 	/* Ids in memory are those of the program's pid namespace. */
 	if (!call || call->what != OFFCPU_CALL_FUTEX || is_exiting(task) ||
-	    FIELD(u32, pid, PID_LEVEL) != late_value(OFFCPU_PID_LEVEL))
+	    FIELD(u32, pid, PID_LEVEL) != late_value(OFFCPU_PID_LEVEL) ||
+	    !read_arguments(task, &args))
 		return OFFCPU_NO_ID;
-	regs = (void *)bpf_task_pt_regs(task);
-	if (is_compat(task, regs))
-		return OFFCPU_NO_ID;
-	read_arguments(regs, &args);
 	if (bpf_probe_read_user(words, sizeof(words), (void *)args.words[0])) {
 		count(OFFCPU_OBJECTS_UNREADABLE, 0);
 		return OFFCPU_NO_ID;
@@ -73,27 +70,25 @@ static __always_inline u32 lock_owner(struct task_struct *task)
 /* The mmap_lock of a task, in the form of task->blocker, if the task has queued for it; else 0. */
 static __always_inline u64 own_mmap_lock(struct task_struct *task)
 {
-	u64 mm, head, last, waiter, i;	/* numbers, no pointers, to the verifier */
+	u64 mm, head, last, i;		/* numbers, no pointers, to the verifier */
 
 	if (!TASK_MM || !RWSEM_WAITER_TASK)
 		return 0;
-	mm = kernel_word(NULL, (u64)task + TASK_MM, sizeof(u64));
-	head = MM_MMAP_FIRST ? kernel_word(NULL, mm + MM_MMAP_FIRST, sizeof(u64)) :
-			       mm + MM_MMAP_WAITERS;
-	last = kernel_word(NULL, head + LIST_HEAD_PREV, sizeof(u64));
+	mm = kernel_word(NULL, (u64)task + TASK_MM);
+	head = MM_MMAP_FIRST ? kernel_word(NULL, mm + MM_MMAP_FIRST) : mm + MM_MMAP_WAITERS;
+	last = kernel_word(NULL, head + LIST_HEAD_PREV);
 	if (!last)
 		return 0;
 #pragma clang loop unroll(full)
 	for (i = 0; i < LAST_WAITERS; i++) {
-		waiter = kernel_word(NULL, last + RWSEM_WAITER_TASK, sizeof(u64));
-		if (waiter == (u64)task)
+		if (kernel_word(NULL, last + RWSEM_WAITER_TASK) == (u64)task)
 			return (mm + MM_MMAP_LOCK) |
-			       (kernel_word(NULL, last + RWSEM_WAITER_TYPE, sizeof(u32)) ?
+			       (kernel_bytes(NULL, last + RWSEM_WAITER_TYPE, sizeof(u32)) ?
 				OFFCPU_LOCK_READ : OFFCPU_LOCK_WRITE);
 		if (last == head)
 			return 0;
 		/* struct rwsem_waiter begins with its place in the list. */
-		last = kernel_word(NULL, last + LIST_HEAD_PREV, sizeof(u64));
+		last = kernel_word(NULL, last + LIST_HEAD_PREV);
 	}
 	return 0;
 }
@@ -115,9 +110,9 @@ static __always_inline void note_kernel_lock(struct offcpu_task *storage, struct
 	type = blocker & LOCK_TYPE;
 	lock = (blocker & ~LOCK_TYPE) + (type == OFFCPU_LOCK_MUTEX ? MUTEX_OWNER :
 		type == OFFCPU_LOCK_SEMAPHORE ? SEMAPHORE_LAST_HOLDER : RW_SEMAPHORE_OWNER);
-	owner = kernel_word(NULL, lock, sizeof(u64));
+	owner = kernel_word(NULL, lock);
 	if (!(type >= OFFCPU_LOCK_READ && owner & READERS_OWN) && owner & ~OWNER_FLAGS)
-		tid = kernel_word(NULL, (owner & ~OWNER_FLAGS) + TASK_PID, sizeof(tid));
+		tid = kernel_bytes(NULL, (owner & ~OWNER_FLAGS) + TASK_PID, sizeof(tid));
 	storage->blocker_tid = tid ? tid : OFFCPU_NO_ID;
 }
 
@@ -129,14 +124,14 @@ static __always_inline void find_role(struct offcpu_object *to, struct task_stru
 {
 	u64 file = file_of(to, task, fd), inode, super, pipe;
 
-	inode = file ? kernel_word(to, file + FILE_INODE, sizeof(u64)) : 0;
+	inode = file ? kernel_word(to, file + FILE_INODE) : 0;
 	if (!inode)
 		return;
-	super = kernel_word(to, inode + INODE_SB, sizeof(u64));
-	to->inode = kernel_word(to, inode + INODE_INO, sizeof(u64));
+	super = kernel_word(to, inode + INODE_SB);
+	to->inode = kernel_word(to, inode + INODE_INO);
 	to->where = file;
 	to->super = super;
-	pipe = kernel_word(to, file + FILE_PRIVATE_DATA, sizeof(u64));
+	pipe = kernel_word(to, file + FILE_PRIVATE_DATA);
 	to->protocol = to->address == inode + INODE_RWSEM ? OFFCPU_LOCK_INODE :
 		       to->address == inode + INODE_INVALIDATE_LOCK ? OFFCPU_LOCK_MAPPING :
 		       to->address == super + SUPER_UMOUNT ? OFFCPU_LOCK_SUPER :
@@ -151,19 +146,16 @@ static __always_inline void describe_kernel_lock(const struct offcpu_run *run,
 						 struct offcpu_object *to)
 {
 	const struct offcpu_wait *wait = run->wait;
-	struct offcpu_call *call;
-	void *regs;
+	struct offcpu_call *call = call_of(wait->syscall);
+	struct offcpu_arguments args;
 
 	to->kind = OFFCPU_OBJECT_KERNEL_LOCK;
 	to->address = wait->blocker & ~LOCK_TYPE;
 	to->number = wait->blocker & LOCK_TYPE;
-	call = call_of(wait->syscall);
-	if (TASK_MM && to->address == (u64)POINTER(run->task, TASK_MM) + MM_MMAP_LOCK) {
+	if (TASK_MM && to->address == (u64)POINTER(run->task, TASK_MM) + MM_MMAP_LOCK)
 		to->protocol = OFFCPU_LOCK_MMAP;
-	} else if (call && call->what <= OFFCPU_CALL_SEND_FILE && call->what) {
-		regs = (void *)bpf_task_pt_regs(run->task);
-		if (!is_compat(run->task, regs))
-			find_role(to, run->task, FIELD(u64, regs, REGS_ARG_0));
-	}
+	else if (call && call->what <= OFFCPU_CALL_SEND_FILE && call->what &&
+		 read_arguments(run->task, &args))
+		find_role(to, run->task, args.words[0]);
 	identify(to, to->address);
 }

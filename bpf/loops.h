@@ -43,12 +43,9 @@
 	next:;                                                                                     \
 		again;                                                                             \
 	})
-/* The number of the first round of a loop. */
-#define first_round(ctl, first) unknown(ctl, first)
 #define end_round(i)
 #else
 #define can_loop true
-#define first_round(ctl, first) (first)
 /*
  * A jump to the next instruction: Linux 6.1 allows a loop to go back by a jump only, but clang may
  * place the end of a round right before the begin of the next one.
@@ -71,6 +68,9 @@ static __always_inline u64 sign_of(u64 word)
 	barrier_var(word);
 	return word;
 }
+
+/* The number of the first round of a loop. */
+#define first_round(ctl, first) (OFFCPU_MAY_GOTO ? unknown(ctl, first) : (first))
 
 /* A loop over i, a u64, from `first` up to a bound, a constant. */
 #define for_each_round(ctl, i, first, bound)                                                       \

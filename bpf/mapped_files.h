@@ -55,11 +55,11 @@ static __always_inline bool describe_mapped(const struct offcpu_run *run, struct
 	u64 folio = awaited_folio(run), mapping, host, alias;
 	const u8 *inode;
 
-	mapping = folio ? kernel_word(to, folio + FOLIO_MAPPING, sizeof(u64)) : 0;
+	mapping = folio ? kernel_word(to, folio + FOLIO_MAPPING) : 0;
 	if (!mapping || mapping & NOT_OF_FILE)
 		return false;
-	host = kernel_word(to, mapping, sizeof(u64));	/* its first member */
-	alias = kernel_word(to, host + INODE_DENTRY, sizeof(u64));
+	host = kernel_word(to, mapping);	/* its first member */
+	alias = kernel_word(to, host + INODE_DENTRY);
 	inode = head_of(to, host);
 	if (!alias || (FIELD(u16, inode, INODE_MODE) & S_IFMT) != S_IFREG)
 		return false;

@@ -213,8 +213,8 @@ BPF_PERF_OUTPUT(events_quarter);
 BPF_PERF_OUTPUT(events_double);
 BPF_PERF_OUTPUT(events_fourfold);
 
-/* Up to 8 bytes of the kernel; 0 if they cannot be read, which is noted in an object, if any. */
-static __always_inline u64 kernel_word(struct offcpu_object *to, u64 address, u32 size)
+/* A number in the kernel's memory; 0 if it cannot be read, which is noted in an object, if any. */
+static __always_inline u64 kernel_bytes(struct offcpu_object *to, u64 address, u32 size)
 {
 	u64 word = 0;
 
@@ -223,7 +223,9 @@ static __always_inline u64 kernel_word(struct offcpu_object *to, u64 address, u3
 	return word;
 }
 
-/* The same of the memory of `current`. */
+#define kernel_word(to, address) kernel_bytes(to, address, sizeof(u64))
+
+/* A word in the memory of `current`, likewise. */
 static __always_inline u64 user_word(struct offcpu_object *to, u64 address)
 {
 	u64 word = 0;

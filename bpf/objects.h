@@ -50,10 +50,10 @@ static __always_inline void read_names(const struct offcpu_control *ctl, struct 
 		barrier_var(at);
 		if (at >= OFFCPU_NAME_BYTES / 2)
 			break;
-		name = kernel_word(to, dentry + DENTRY_NAME, sizeof(u64));
+		name = kernel_word(to, dentry + DENTRY_NAME);
 		size = bpf_probe_read_kernel_str(&to->name[at], OFFCPU_NAME_BYTES / 2,
 						 (void *)name);
-		parent = kernel_word(to, dentry + DENTRY_PARENT, sizeof(u64));
+		parent = kernel_word(to, dentry + DENTRY_PARENT);
 		if (size <= 0 || parent == dentry)
 			break;
 		at += size;
@@ -64,23 +64,22 @@ static __always_inline void read_names(const struct offcpu_control *ctl, struct 
 /* Read the name of a Unix socket, or of its other end. */
 static __always_inline void read_socket_name(struct offcpu_object *to)
 {
-	u64 peer = kernel_word(to, to->where + UNIX_PEER, sizeof(u64)), other;
-	u64 name = kernel_word(to, to->where + UNIX_ADDR, sizeof(u64));
+	u64 peer = kernel_word(to, to->where + UNIX_PEER), other;
+	u64 name = kernel_word(to, to->where + UNIX_ADDR);
 	u32 size;
 
 	to->own_name = name != 0;
 	if (peer) {
-		other = kernel_word(to, peer + SOCK_SOCKET, sizeof(u64));
+		other = kernel_word(to, peer + SOCK_SOCKET);
 		if (other)
-			to->peer_inode = kernel_word(to, other + SOCKET_INODE + INODE_INO,
-						     sizeof(u64));
+			to->peer_inode = kernel_word(to, other + SOCKET_INODE + INODE_INO);
 		if (!name)
-			name = kernel_word(to, peer + UNIX_ADDR, sizeof(u64));
+			name = kernel_word(to, peer + UNIX_ADDR);
 	}
 	if (!name)
 		return;
 	/* struct sockaddr_un: its path follows the family, and may contain NULs. */
-	size = kernel_word(to, name + UNIX_ADDR_LEN, sizeof(u32)) - sizeof(u16);
+	size = kernel_bytes(to, name + UNIX_ADDR_LEN, sizeof(u32)) - sizeof(u16);
 	size = min(size, OFFCPU_NAME_BYTES - 1);
 	barrier_var(size);
 	size &= OFFCPU_NAME_BYTES - 1;
@@ -95,9 +94,9 @@ static __always_inline void announce(const struct offcpu_control *ctl, struct of
 	if (seen && *seen >= epoch && !ctl->copy_all)
 		return;
 	if (to->kind == OFFCPU_OBJECT_SOCKET)
-		to->protocol = kernel_word(to, to->where + SOCK_PROTOCOL, SOCK_PROTOCOL_SIZE);
+		to->protocol = kernel_bytes(to, to->where + SOCK_PROTOCOL, SOCK_PROTOCOL_SIZE);
 	else if (to->super)
-		to->device = kernel_word(to, to->super + SUPER_DEV, sizeof(u32));
+		to->device = kernel_bytes(to, to->super + SUPER_DEV, sizeof(u32));
 	if (to->kind != OFFCPU_OBJECT_PATH)
 		__builtin_memset(to->name, 0, sizeof(to->name));
 	if (ctl->object_names && UNIX_PEER != 0 && to->family == AF_UNIX)
@@ -105,7 +104,7 @@ static __always_inline void announce(const struct offcpu_control *ctl, struct of
 	else if (ctl->object_names && to->kind != OFFCPU_OBJECT_SOCKET &&
 		 (to->kind <= OFFCPU_OBJECT_ANONYMOUS || to->super))
 		read_names(ctl, to, to->fd < 0 ? to->where :
-			   kernel_word(to, to->where + FILE_DENTRY, sizeof(u64)));
+			   kernel_word(to, to->where + FILE_DENTRY));
 	if (!new_objects.push(to, 0))
 		objects_seen.update(&id, &epoch);
 	else
@@ -286,19 +285,16 @@ static __always_inline bool describe_argument(const struct offcpu_run *run,
 	struct offcpu_arguments args;
 	struct offcpu_call *call;
 	u32 what;
-	void *regs;
 
 	if (wait->syscall < 0 || is_exiting(task))
 		return false;
-	regs = (void *)bpf_task_pt_regs(task);
-	if (is_compat(task, regs)) {
+	if (!read_arguments(task, &args)) {
 		to->lost = OFFCPU_OBJECT_COMPAT;
 		return false;
 	}
 	call = call_of(wait->syscall);
 	if (!call && only_fd < 0)
 		return false;
-	read_arguments(regs, &args);
 	what = call ? call->what : OFFCPU_CALL_NONE;
 	if (what == OFFCPU_CALL_FUTEX && !waits_for_futex(args.words[1]))
 		return false;
@@ -319,20 +315,29 @@ static __always_inline bool describe_argument(const struct offcpu_run *run,
 	return to->kind != OFFCPU_OBJECT_NONE;
 }
 
-/* Begin to describe an object; false if no objects are wanted. */
-static __always_inline bool begin_object(const struct offcpu_run *run, struct offcpu_object *to)
+/*
+ * Find out what a task waits for. The result is in run->to->object: id (0 none), time asked for,
+ * and what was lost. The length of the wait is 0 if it is not over; `only_fd` is the only
+ * descriptor of poll() or select(), -1 unknown. `only_mapped`: the page of a file or nothing.
+ */
+static __always_inline void find_object(const struct offcpu_run *run, bool only_mapped,
+					bool in_sleeper, s32 only_fd)
 {
+	struct offcpu_object *to = &run->to->object;
+	bool is_described = true;
+
 	__builtin_memset(to, 0, offsetof(struct offcpu_object, name));
 	to->asked_ns = OFFCPU_NOT_KNOWN;
 	to->pid = run->wait->pid;
 	to->id = run->ctl->objects ? run->ctl->hash_key : 0;
-	return to->id;
-}
-
-/* Give an object its id, if it was described. */
-static __always_inline void end_object(const struct offcpu_run *run, struct offcpu_object *to,
-				       bool is_described)
-{
+	if (!to->id)
+		return;
+	if (!only_mapped && run->wait->blocker)
+		describe_kernel_lock(run, to);
+	else if (only_mapped || is_fault(run->wait))
+		is_described = describe_mapped(run, to);
+	else
+		is_described = describe_argument(run, to, in_sleeper, only_fd);
 	if (!is_described) {
 		to->id = 0;
 		return;
@@ -340,34 +345,4 @@ static __always_inline void end_object(const struct offcpu_run *run, struct offc
 	identify(to, to->kind);
 	to->id |= !to->id;	/* 0 means none */
 	announce(run->ctl, to);
-}
-
-/* Find out for a page of which file a task waited in a page fault, if it did. */
-static __always_inline void find_mapped(const struct offcpu_run *run)
-{
-	struct offcpu_object *to = &run->to->object;
-
-	if (begin_object(run, to))
-		end_object(run, to, describe_mapped(run, to));
-}
-
-/*
- * Find out what a task waits for. The result is in run->to->object: id (0 none), time asked for,
- * and what was lost. The length of the wait is 0 if it is not over; `only_fd` is the only
- * descriptor of poll() or select(), -1 unknown.
- */
-static __always_inline void find_object(const struct offcpu_run *run, bool in_sleeper, s32 only_fd)
-{
-	struct offcpu_object *to = &run->to->object;
-	bool is_described = true;
-
-	if (!begin_object(run, to))
-		return;
-	if (run->wait->blocker)
-		describe_kernel_lock(run, to);
-	else if (is_fault(run->wait))
-		is_described = describe_mapped(run, to);
-	else
-		is_described = describe_argument(run, to, in_sleeper, only_fd);
-	end_object(run, to, is_described);
 }

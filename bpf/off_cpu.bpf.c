@@ -123,9 +123,7 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *task, u32 
 	preempted = unknown(ctl, preempted);
 	wanted = unknown(ctl, is_wanted(ctl, mode) && (!ctl->by_cpu ||
 			 find_target(OFFCPU_CPU, bpf_get_smp_processor_id())));
-	if (!OFFCPU_BUDGET && !wanted)
-		return;
-	storage = leaving(ctl, task, now);
+	storage = OFFCPU_BUDGET || wanted ? leaving(ctl, task, now) : NULL;
 	if (!storage)
 		return;
 	if (storage->since_ns < ctl->begin_ns)
@@ -298,6 +296,7 @@ static __always_inline void describe_task(const struct offcpu_run *run, struct o
 {
 	struct offcpu_task *storage = run->storage;
 	struct task_struct *task = run->task;
+	void *mm = OFFCPU_COPIES ? POINTER(task, TASK_MM) : NULL;
 	u32 state;
 
 	__builtin_memset(last, 0, sizeof(*last));
@@ -321,12 +320,8 @@ static __always_inline void describe_task(const struct offcpu_run *run, struct o
 	last->nr_switches = switches_of(task);
 	if (OFFCPU_USER_REGISTERS && !is_kernel_thread(task))
 		bpf_probe_read_kernel(last->regs, REGS_SIZE, (void *)bpf_task_pt_regs(task));
-#if OFFCPU_COPIES
-	void *mm = POINTER(task, TASK_MM);
-
 	if (mm && !is_kernel_thread(task))
 		last->stack_end = stack_end(task, mm, last->regs[REGS_SP / sizeof(u64)]);
-#endif
 }
 
 /* Add what a task that still waits is waiting for. */
@@ -342,7 +337,7 @@ static __always_inline void describe_object(struct offcpu_run *run, struct offcp
 	u32 *fd = polled.lookup(&key);
 
 	run->wait = &wait;
-	find_object(run, false, fd ? *fd : -1);
+	find_object(run, false, false, fd ? *fd : -1);
 	last->object_id = object->id;
 	last->asked_ns = object->asked_ns;
 	run->to->tcp_nr = 0;

@@ -81,18 +81,19 @@ static __always_inline bool sum_instead(struct offcpu_wait *wait)
 	return sum ? add_to_sum(sum, wait) : begin_sum(wait, &key);
 }
 
-/* Append a context marker and frames to a payload. Return the number of its words. */
+/* Append a marker and frames from `first` to `nr` to a payload. Return the number of its words. */
 static __always_inline u32 append_frames(struct offcpu_payload *to, u32 at, u64 marker,
-					 const u64 *ips, u32 nr)
+					 const u64 *ips, u32 first, u32 nr)
 {
 	/* clang 15 and newer omit tests whose result they know, but the verifier does not. */
-	barrier_var(nr);
 	barrier_var(at);
-	if (!nr || at > SAMPLE_WORDS - 1 - OFFCPU_FRAMES)
+	if (first >= nr || nr > OFFCPU_FRAMES || at > SAMPLE_WORDS - 1 - OFFCPU_FRAMES)
 		return at;
+	nr -= first;
+	barrier_var(nr);
 	nr &= OFFCPU_FRAMES;
 	to->words[at] = marker;
-	bpf_probe_read_kernel(&to->words[at + 1], nr * sizeof(u64), ips);
+	bpf_probe_read_kernel(&to->words[at + 1], nr * sizeof(u64), &ips[first]);
 	return at + 1 + nr;
 }
 
@@ -101,15 +102,12 @@ static __always_inline u32 append_waker(const struct offcpu_run *run, u32 at)
 {
 	struct offcpu_waker_stack *waker = run->storage->waker;
 	struct offcpu_payload *to = &run->to->sample;
-	u32 first, nr;
 
 	if (!OFFCPU_WAKER_STACKS || !run->wait->wakeup_ns)
 		return at;
-	first = waker->first;
-	nr = waker->nr_kernel;
-	if (first < nr && nr <= OFFCPU_FRAMES)
-		at = append_frames(to, at, PERF_CONTEXT_KERNEL, &waker->kernel[first], nr - first);
-	at = append_frames(to, at, PERF_CONTEXT_USER, waker->user.ips, waker->user.nr);
+	at = append_frames(to, at, PERF_CONTEXT_KERNEL, waker->kernel, waker->first,
+			   waker->nr_kernel);
+	at = append_frames(to, at, PERF_CONTEXT_USER, waker->user.ips, 0, waker->user.nr);
 	waker->nr_kernel = 0;
 	waker->user.nr = 0;
 	return at;
@@ -135,18 +133,15 @@ static __always_inline u32 append_callchain(const struct offcpu_run *run)
 	struct offcpu_scratch *to = run->to;
 	struct offcpu_wait *wait = run->wait;
 	u64 cookie = 0;
-	u32 at = 0, nr, first;
+	u32 at = 0, nr;
 
 	if (ctl->kernel_stacks && !is_sum(wait)) {
 		nr = walk_kernel_stack(run);
-		first = to->first;
 		if (!nr)
 			wait->sample_lost |= OFFCPU_LOST_KERNEL_STACK;
 		if (nr >= OFFCPU_FRAME_LIMIT)
 			wait->sample_lost |= OFFCPU_LOST_KERNEL_CUT;
-		if (first < nr && nr <= OFFCPU_FRAMES)
-			at = append_frames(&to->sample, at, PERF_CONTEXT_KERNEL,
-					   &to->kernel[first], nr - first);
+		at = append_frames(&to->sample, at, PERF_CONTEXT_KERNEL, to->kernel, to->first, nr);
 	}
 	if (ctl->defer_user && !is_kernel_thread(run->task)) {
 		wait->sample_lost &= ~(OFFCPU_LOST_USER_STACK | OFFCPU_LOST_USER_CUT);
@@ -154,9 +149,10 @@ static __always_inline u32 append_callchain(const struct offcpu_run *run)
 		 * The user part follows in a record of its own. The perf core puts the cookie of
 		 * both into the sample's own callchain, where readers find it; here is its room.
 		 */
-		return append_frames(&to->sample, at, PERF_CONTEXT_USER_DEFERRED, &cookie, 1);
+		return append_frames(&to->sample, at, PERF_CONTEXT_USER_DEFERRED, &cookie, 0, 1);
 	}
-	return append_frames(&to->sample, at, PERF_CONTEXT_USER, run->user->ips, run->user->nr);
+	return append_frames(&to->sample, at, PERF_CONTEXT_USER, run->user->ips, 0,
+			     run->user->nr);
 }
 
 /* Fill in the extension of a sample: what is known of the wait beyond upstream's words. */
@@ -200,15 +196,12 @@ static __always_inline void describe_wait(const struct offcpu_run *run,
 /* Submit a sample to the event whose copies of the user stack have the size. */
 static __always_inline long submit(void *ctx, u32 copy, struct offcpu_payload *sample, u64 bytes)
 {
-	if (!OFFCPU_COPIES || copy == OFFCPU_COPY_FIRST)
-		return events.perf_submit(ctx, sample, bytes);
-	if (copy == OFFCPU_COPY_BARE)
-		return events_bare.perf_submit(ctx, sample, bytes);
-	if (copy == OFFCPU_COPY_QUARTER)
-		return events_quarter.perf_submit(ctx, sample, bytes);
-	if (copy == OFFCPU_COPY_DOUBLE)
-		return events_double.perf_submit(ctx, sample, bytes);
-	return events_fourfold.perf_submit(ctx, sample, bytes);
+	return !OFFCPU_COPIES || copy == OFFCPU_COPY_FIRST ?
+	       events.perf_submit(ctx, sample, bytes) :
+	       copy == OFFCPU_COPY_BARE ? events_bare.perf_submit(ctx, sample, bytes) :
+	       copy == OFFCPU_COPY_QUARTER ? events_quarter.perf_submit(ctx, sample, bytes) :
+	       copy == OFFCPU_COPY_DOUBLE ? events_double.perf_submit(ctx, sample, bytes) :
+					    events_fourfold.perf_submit(ctx, sample, bytes);
 }
 
 /* Make a sample of a wait. Its length is not valid if it has no room. */
@@ -303,22 +296,19 @@ static __always_inline bool sum_wait(const struct offcpu_run *run)
 	struct offcpu_sum *sum;
 
 	wait->lost = OFFCPU_SUM_CALLERS ? run->user->lost : 0;
-#if OFFCPU_SUM_CALLERS
-	wait->caller = hash_callers(run);
-#endif
+	if (OFFCPU_SUM_CALLERS)
+		wait->caller = hash_callers(run);
 	if (OFFCPU_SUM_STACKS && !wait->caller)
 		keep_user_stack(run);
 	key = sum_key(wait);
 	sum = sums.lookup(&key);
-#if OFFCPU_SUM_CALLERS
-	if (!sum && wait->caller) {
+	if (OFFCPU_SUM_CALLERS && !sum && wait->caller) {
 		keep_user_stack(run);
 		if (is_first(run->ctl, wait->caller)) {
 			mark_first(wait);
 			return false;
 		}
 	}
-#endif
 	if (sum ? add_to_sum(sum, wait) : begin_sum(wait, &key))
 		return true;
 	count(OFFCPU_SUM_MAP_FULL, wait->ns);
@@ -394,13 +384,11 @@ static __always_inline void send_sample(const struct offcpu_run *run)
 		count(error == -ENOSPC ? OFFCPU_RING_FULL : OFFCPU_OUTPUT_FAILED, wait->ns);
 	if (error && ((!wait->sampled && !is_sum(wait)) || !sum_instead(wait)))
 		count(OFFCPU_WAITS_LOST, wait->ns);
-#if OFFCPU_COPIES
-	if (!error && wait->copied && wait->copy != OFFCPU_COPY_BARE) {
+	if (OFFCPU_COPIES && !error && wait->copied && wait->copy != OFFCPU_COPY_BARE) {
 		note_known(run->ctl, wait->copied, wait->copied);
 		if (wait->hash)
 			note_known(run->ctl, wait->hash, wait->copied);
 	}
-#endif
 }
 
 /* Account a completed wait: sum it or send it, and if one fails do the other. */
@@ -421,7 +409,7 @@ static __always_inline void account(struct offcpu_run *run)
 		return;
 	run->to->tcp_nr = 0;
 	if (OFFCPU_OBJECTS && is_fault(wait)) {
-		find_mapped(run);
+		find_object(run, true, false, -1);
 		wait->object_id = run->to->object.id;
 	}
 	wait->drawn = 0;
@@ -435,14 +423,13 @@ static __always_inline void account(struct offcpu_run *run)
 		if (!ctl->defer_user || wait->drawn)
 			take_user_stack(run->ctx, ctl, run->task, run->user, NULL, OFFCPU_COPIES);
 	}
-#if OFFCPU_COPIES
-	plan_copy(run);
-#endif
+	if (OFFCPU_COPIES)
+		plan_copy(run);
 	if (OFFCPU_SUM_DRAWN && wait->drawn && !sum_drawn(run) && sum_wait(run))
 		return;
 	if (OFFCPU_OBJECTS && !is_sum(wait)) {
 		if (!wait->object_id)
-			find_object(run, OFFCPU_AT_EXIT, -1);
+			find_object(run, false, OFFCPU_AT_EXIT, -1);
 		read_tcp(run->to);
 		count_unknown(run->to->object.lost, wait->ns);
 	}

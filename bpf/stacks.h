@@ -41,10 +41,8 @@ static __always_inline void take_user_stack(void *ctx, const struct offcpu_contr
 		stack->lost = is_kernel_thread(task) ? 0 : OFFCPU_LOST_USER_STACK;
 		return;
 	}
-#if OFFCPU_FRAME_POINTERS
-	if (often)
+	if (OFFCPU_FRAME_POINTERS && often)
 		nr = walk_frames(ctl, task, stack, top);
-#endif
 	if (!nr)
 		nr = walk_as_kernel(ctx, stack);
 	stack->nr = nr > 0 ? nr : 0;
@@ -88,17 +86,12 @@ static __always_inline u64 hash_stack(const struct offcpu_control *ctl,
 static __always_inline bool keep_stack(struct offcpu_stack_key *key, struct offcpu_stack *stack)
 {
 	struct offcpu_stack *known = stacks.lookup(key);
+	bool is_kept = known ? known->check == stack->check && known->nr == stack->nr :
+			       !stacks.update(key, stack);
 
-	if (!known) {
-		if (!stacks.update(key, stack))
-			return true;
-		count(OFFCPU_STACK_MAP_FULL, 0);
-		return false;
-	}
-	if (known->check == stack->check && known->nr == stack->nr)
-		return true;
-	count(OFFCPU_STACK_COLLISION, 0);
-	return false;
+	if (!is_kept)
+		count(known ? OFFCPU_STACK_COLLISION : OFFCPU_STACK_MAP_FULL, 0);
+	return is_kept;
 }
 
 /* Keep the user stack of a wait that begins a sum, or is told from others by its stack. */
@@ -195,10 +188,8 @@ static __always_inline u32 walk_kernel_stack(const struct offcpu_run *run)
 	    to->early_task == FIELD(u32, run->task, TASK_PID) &&
 	    to->early_since_ns == run->wait->switch_out_ns)
 		return to->nr_early;
-	if (OFFCPU_AT_EXIT)
-		bytes = bpf_get_stack(run->ctx, to->kernel, sizeof(to->kernel), 0);
-	else
-		bytes = bpf_get_task_stack(run->task, to->kernel, sizeof(to->kernel), 0);
+	bytes = OFFCPU_AT_EXIT ? bpf_get_stack(run->ctx, to->kernel, sizeof(to->kernel), 0) :
+				 bpf_get_task_stack(run->task, to->kernel, sizeof(to->kernel), 0);
 	if (bytes < 0) {
 		count(OFFCPU_KERNEL_STACK_FAILED, 0);
 		return 0;

@@ -23,7 +23,7 @@ struct offcpu_upid {			/* struct upid, include/linux/pid.h */
 static __always_inline struct offcpu_upid upid_at(char *pid, u64 level, bool own)
 {
 	struct offcpu_upid id = {};
-	u32 last = kernel_word(NULL, (u64)pid + PID_LEVEL, sizeof(last));
+	u32 last = kernel_bytes(NULL, (u64)pid + PID_LEVEL, sizeof(last));
 
 	level = own ? last : level;
 	if (level <= last)
@@ -35,7 +35,7 @@ static __always_inline struct offcpu_upid upid_at(char *pid, u64 level, bool own
 static __always_inline u32 inner_id(char *pid)
 {
 	struct offcpu_upid upid = upid_at(pid, late_value(OFFCPU_PID_LEVEL), false);
-	u32 inode = kernel_word(NULL, upid.ns + PID_NAMESPACE_INUM, sizeof(inode));
+	u32 inode = kernel_bytes(NULL, upid.ns + PID_NAMESPACE_INUM, sizeof(inode));
 
 	return inode == late_value(OFFCPU_PID_NAMESPACE) ? upid.nr : 0;
 }
@@ -75,16 +75,14 @@ static __always_inline bool in_groups(const struct offcpu_control *ctl, struct t
 {
 	u64 set = (u64)POINTER(task, TASK_CGROUPS), css, node, id, i;
 
-	css = OFFCPU_BY_GROUP == 1 ?
-	      kernel_word(NULL, set + CSS_SET_DFL_CGRP, sizeof(u64)) + CGROUP_SELF :
-	      kernel_word(NULL, set + CSS_SET_CSS, sizeof(u64));
+	css = OFFCPU_BY_GROUP == 1 ? kernel_word(NULL, set + CSS_SET_DFL_CGRP) + CGROUP_SELF :
+				     kernel_word(NULL, set + CSS_SET_CSS);
 	for_each_round(ctl, i, 0, GROUP_LEVELS) {
-		node = kernel_word(NULL, css + CSS_CGROUP, sizeof(u64)) + CGROUP_KN;
-		node = kernel_word(NULL, node, sizeof(u64));
-		id = kernel_word(NULL, node + KERNFS_NODE_ID, sizeof(u64));
+		node = kernel_word(NULL, kernel_word(NULL, css + CSS_CGROUP) + CGROUP_KN);
+		id = kernel_word(NULL, node + KERNFS_NODE_ID);
 		if (groups.lookup(&id))
 			return true;
-		css = kernel_word(NULL, css + CSS_PARENT, sizeof(u64));
+		css = kernel_word(NULL, css + CSS_PARENT);
 		if (!css)
 			break;
 	}
@@ -137,7 +135,5 @@ static __always_inline struct offcpu_task *recorded(const struct offcpu_control 
 {
 	struct offcpu_task *storage = find_storage(task);
 
-	if (storage || ctl->all_found || !is_target(ctl, task))
-		return storage;
-	return create_storage(task);
+	return storage || ctl->all_found || !is_target(ctl, task) ? storage : create_storage(task);
 }

@@ -15,7 +15,7 @@ enum { TCP_CHRONO_RWND_LIMITED = 2, TCP_CHRONO_TYPES };
 
 static __always_inline u32 tcp_member(struct offcpu_object *of, u32 member, u32 size)
 {
-	return kernel_word(of, of->where + member, size);
+	return kernel_bytes(of, of->where + member, size);
 }
 
 /* For how many ticks the peer's window has been full in all, now included. */

@@ -23,7 +23,6 @@
 #define WINDOW_WORDS (OFFCPU_SUM_CALLERS ? 256 : 128)
 #define WINDOW_BYTES (WINDOW_WORDS * sizeof(u64))
 
-#if OFFCPU_FRAME_POINTERS
 /* A walk. In memory, else the verifier would follow it for each path that leads to it. */
 struct offcpu_window {
 	volatile u64 base;		/* address of the first word */
@@ -141,4 +140,3 @@ static __always_inline u32 walk_frames(const struct offcpu_control *ctl,
 		stack->check = 0;
 	return i;
 }
-#endif
