@@ -47,7 +47,7 @@ static __always_inline void begin_budget(const struct offcpu_control *ctl,
 		storage->wakeup_ns = 0;
 	storage->holder_tid = OFFCPU_NO_ID;
 	storage->mode = OFFCPU_UNKNOWN;
-	storage->since_ns = birth > ctl->begin_ns ? birth : ctl->begin_ns;
+	storage->since_ns = max(birth, ctl->begin_ns);
 	if (!OFFCPU_BUDGET)
 		return;
 	__builtin_memset(storage->budget, 0, sizeof(storage->budget));
@@ -81,8 +81,7 @@ static __always_inline void leave_out_delay(struct offcpu_task *storage, struct 
  * Note the kernel's own figures of a thread that leaves its CPU, when they are exact. At the first
  * switch of a budget those of its begin follow: 0 at birth, else without what was accounted since.
  */
-static __always_inline void note_kernel_figures(struct offcpu_budget *budget,
-						struct task_struct *task)
+static __always_inline void note_figures(struct offcpu_budget *budget, struct task_struct *task)
 {
 	u64 ran = FIELD(u64, task, TASK_SUM_EXEC_RUNTIME);
 	u64 queued = FIELD(u64, task, TASK_RUN_DELAY);

@@ -39,8 +39,7 @@ BPF_TABLE("hash", u32, u32, jvms, OFFCPU_JVMS ? OFFCPU_JVMS : 1);	/* pids */
 #define MOST_LOCALS 16384		/* bytes of a method's variables */
 
 struct offcpu_piece {
-	volatile u64 from;		/* address; in memory, as struct offcpu_wait is */
-	volatile u64 left;		/* bytes from there on */
+	volatile u64 from, left;	/* address, bytes from it on; in memory, as offcpu_wait */
 	u64 before[FRAME_WORDS];	/* the last words of the piece before */
 	u64 words[2 * PIECE_WORDS];	/* for the verifier, which only knows of the mask */
 	u64 methods;			/* hash of interpreted methods, and a JVM's pid */

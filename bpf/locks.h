@@ -128,9 +128,6 @@ static __always_inline void find_role(struct offcpu_object *to, struct task_stru
 	if (!inode)
 		return;
 	super = kernel_word(to, inode + INODE_SB);
-	to->inode = kernel_word(to, inode + INODE_INO);
-	to->where = file;
-	to->super = super;
 	pipe = kernel_word(to, file + FILE_PRIVATE_DATA);
 	to->protocol = to->address == inode + INODE_RWSEM ? OFFCPU_LOCK_INODE :
 		       to->address == inode + INODE_INVALIDATE_LOCK ? OFFCPU_LOCK_MAPPING :
@@ -138,12 +135,14 @@ static __always_inline void find_role(struct offcpu_object *to, struct task_stru
 		       to->address == super + SUPER_RENAME_MUTEX ? OFFCPU_LOCK_RENAME :
 		       to->address == pipe + PIPE_MUTEX ? OFFCPU_LOCK_PIPE : OFFCPU_LOCK_UNKNOWN;
 	if (*(volatile u16 *)&to->protocol == OFFCPU_LOCK_UNKNOWN)
-		to->inode = to->where = to->super = 0;
+		return;
+	to->inode = kernel_word(to, inode + INODE_INO);
+	to->where = file;
+	to->super = super;
 }
 
 /* Describe the lock of the kernel that a wait was for. */
-static __always_inline void describe_kernel_lock(const struct offcpu_run *run,
-						 struct offcpu_object *to)
+static __always_inline void describe_lock(const struct offcpu_run *run, struct offcpu_object *to)
 {
 	const struct offcpu_wait *wait = run->wait;
 	struct offcpu_call *call = call_of(wait->syscall);

@@ -42,8 +42,7 @@ struct task_struct;
 struct offcpu_layout {
 	u64 code, code_size;		/* text of its program */
 	u64 top;			/* mm->mmap_base: libraries are mapped below it */
-	u64 sp;
-	u64 thread;			/* the thread pointer */
+	u64 sp, thread;			/* the stack pointer, the thread pointer */
 	u64 key;			/* of the program's addresses, and a leaf's caller */
 };
 
@@ -64,8 +63,7 @@ struct offcpu_top {
 };
 
 struct offcpu_waker_stack {
-	u32 first;			/* kernel frames before this one belong to tracing */
-	u32 nr_kernel;
+	u32 first, nr_kernel;		/* kernel frames before the first belong to tracing */
 	u64 kernel[OFFCPU_FRAMES];
 	struct offcpu_stack user;
 };
@@ -75,18 +73,15 @@ struct offcpu_task {
 	u64 since_ns;			/* when the present mode began */
 	u64 wakeup_ns;			/* wake-up of the present wait, WOKEN, or 0 for none yet */
 	u32 waker_pid, waker_tid;	/* or OFFCPU_NO_ID */
-	u32 mode;			/* enum offcpu_mode */
-	u32 prev_state;			/* raw state of the present wait */
-	u32 flags;			/* of the present wait: OFFCPU_PREEMPTED_WAIT, ... */
-	u32 waker_flags;		/* OFFCPU_WAKER_INTERRUPT */
+	u32 mode, prev_state;		/* enum offcpu_mode; raw state of the present wait */
+	u32 flags, waker_flags;		/* OFFCPU_PREEMPTED_WAIT, ...; OFFCPU_WAKER_INTERRUPT */
 	struct offcpu_phase phase;	/* of sampling: see period.h */
 	u32 draws;			/* number of short waits whose stack was taken */
 	u64 clock;			/* of the run queue, at the switch-out or when found */
 	u64 queued_ns;			/* the kernel's run-queue delay of the task by then */
 	u64 python_thread;		/* address of its state in Python, 0 unknown */
 	u64 blocker;			/* lock of the kernel when the wait began, 0 none */
-	u32 blocker_tid;		/* who held it then, or OFFCPU_NO_ID */
-	u32 holder_tid;			/* who held the lock when the wait began, or OFFCPU_NO_ID */
+	u32 blocker_tid, holder_tid;	/* who held it, or one of the program, or OFFCPU_NO_ID */
 	u64 kept_hash;			/* of `user`, valid if its check is not 0 */
 	u32 kept_generation;
 	/* One of each, or none: they are large. */
@@ -110,14 +105,12 @@ static __always_inline u64 mix(u64 hash, u64 word)
  * does not follow the code after a branch once more for each value that the branch leaves known.
  */
 struct offcpu_wait {
-	u64 switch_out_ns, switch_in_ns;
-	u64 wakeup_ns;			/* 0 none */
+	u64 switch_out_ns, switch_in_ns, wakeup_ns;	/* the last: 0 none */
 	u64 ns;				/* its weight in a sample: the length, if not sampled */
 	u64 length;
 	u64 count;			/* 1; if sampled, the number of periods in the weight */
 	u64 runq_ns;			/* or OFFCPU_NOT_KNOWN */
-	u32 mode, prev_state, flags;
-	u32 pid, tid;
+	u32 mode, prev_state, flags, pid, tid;
 	s32 syscall;
 	u64 cgroup;
 	u64 blocker;			/* lock of the kernel that it waited for, 0 none */
@@ -127,13 +120,11 @@ struct offcpu_wait {
 	u64 copied;			/* number of the stack for its sample, 0 unknown */
 	u64 hash;			/* of what was found in the stack, 0 unknown */
 	u32 copy;			/* enum offcpu_copy */
-	u32 waker_tid;			/* 0 unknown */
-	u32 generation;
+	u32 waker_tid, generation;	/* 0 unknown; control.generation */
 	u32 sampled;			/* 1: long enough for a sample, within the rate */
 	u64 drawn;			/* ns for which its stack is taken, 0 it is not */
 	u32 first;			/* see is_sum() */
-	u32 lost;			/* OFFCPU_LOST_* for its sum */
-	u32 sample_lost;		/* the same for its sample */
+	u32 lost, sample_lost;		/* OFFCPU_LOST_*: for its sum, for its sample */
 };
 
 /* What accounts a wait: pointers, which the verifier has to know. */

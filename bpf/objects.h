@@ -276,9 +276,8 @@ static __always_inline void count_unknown(u32 lost, u64 ns)
 }
 
 /* Describe what the system call of a task names; false if that is nothing. */
-static __always_inline bool describe_argument(const struct offcpu_run *run,
-					      struct offcpu_object *to, bool in_sleeper,
-					      s32 only_fd)
+static __always_inline bool describe_syscall(const struct offcpu_run *run, struct offcpu_object *to,
+					     bool in_sleeper, s32 only_fd)
 {
 	const struct offcpu_wait *wait = run->wait;
 	struct task_struct *task = run->task;
@@ -333,11 +332,11 @@ static __always_inline void find_object(const struct offcpu_run *run, bool only_
 	if (!to->id)
 		return;
 	if (!only_mapped && run->wait->blocker)
-		describe_kernel_lock(run, to);
+		describe_lock(run, to);
 	else if (only_mapped || is_fault(run->wait))
 		is_described = describe_mapped(run, to);
 	else
-		is_described = describe_argument(run, to, in_sleeper, only_fd);
+		is_described = describe_syscall(run, to, in_sleeper, only_fd);
 	if (!is_described) {
 		to->id = 0;
 		return;

@@ -138,7 +138,7 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *task, u32 
 	if (storage->wakeup_ns && storage->wakeup_ns + EARLY_WAKEUP_NS < now)
 		storage->wakeup_ns = 0;
 	if (OFFCPU_BUDGET) {
-		note_kernel_figures(storage->budget, task);
+		note_figures(storage->budget, task);
 		storage->budget->switches += 1;
 		if (mode == OFFCPU_DEAD)
 			end_budget(storage, task, ctl->generation);
@@ -255,7 +255,7 @@ static __always_inline void finish_wait(struct offcpu_run *run)
 	wait->syscall = syscall_of(task, wait->flags);
 	wait->cgroup = cgroup_of(task);
 	wait->blocker = wait->mode > OFFCPU_PREEMPTED ? storage->blocker : 0;
-	wait->object_id = wait->stack = wait->caller = wait->copied = wait->hash = 0;
+	wait->object_id = wait->stack = wait->caller = wait->copied = wait->hash = wait->drawn = 0;
 	wait->copy = OFFCPU_COPY_FIRST;
 	wait->generation = run->ctl->generation;
 	wait->first = false;
@@ -289,7 +289,7 @@ static __always_inline void note_waker(void *ctx, const struct offcpu_control *c
 	if (OFFCPU_WAKER_STACKS && is_wanted(ctl, storage->mode) &&
 	    (OFFCPU_SAMPLING ? would_be_drawn(ctl, storage) :
 	     storage->wakeup_ns - storage->since_ns >= ctl->threshold_ns))
-		walk_waker(ctx, ctl, current, storage->waker_flags, storage->waker);
+		walk_waker(ctx, ctl, current, storage);
 }
 
 static __always_inline void describe_task(const struct offcpu_run *run, struct offcpu_last *last)

@@ -55,8 +55,7 @@ enum offcpu_target_kind {
 };
 
 struct offcpu_target_key {
-	u32 kind;			/* enum offcpu_target_kind */
-	u32 id;
+	u32 kind, id;			/* enum offcpu_target_kind */
 };
 
 struct offcpu_comm {
@@ -104,23 +103,19 @@ enum offcpu_late {
 
 /* The options that user space sets; it may change them while the program is attached. */
 struct offcpu_control {
-	u32 enabled;
-	u32 generation;			/* in the keys of sums, stacks and budgets: see maps.py */
+	u32 enabled, generation;	/* in the keys of sums, stacks and budgets: see maps.py */
 	u64 threshold_ns;		/* longer waits are sent as samples, others summed */
 	u64 period_ns;			/* of waiting for each sample, 0 for every wait */
 	u64 min_block_ns;		/* shorter waits are left out */
-	u64 begin_ns, end_ns;		/* of the recording */
-	u64 paused_ns;			/* length of all pauses */
+	u64 begin_ns, end_ns, paused_ns;	/* of the recording; length of all its pauses */
 	u64 epoch;			/* increases with each output file: see callers.h */
-	u64 max_rate;			/* samples in a window of the rate, 0 unlimited */
-	u64 window_ns;			/* length of this window */
+	u64 max_rate, window_ns;	/* samples in a window, 0 unlimited; length of a window */
 	u64 copy_budget;		/* bytes of whole copies of stacks in a second */
 	u64 hash_key;			/* random, of hashes of user stacks: see seed_of() */
 	u64 zero;			/* always 0, unknown to the verifier: see loops.h */
 	u32 states;			/* which modes are waits: bits by enum offcpu_mode */
 	u32 copy_bytes;			/* size of copies of stacks, 0 none */
-	u8 everybody;			/* all tasks are targets */
-	u8 all_found;			/* all targets have a storage */
+	u8 everybody, all_found;	/* all tasks are targets; all targets have a storage */
 	u8 by_process, by_thread, by_user, by_cpu;	/* the map `targets` holds such ids */
 	u8 by_comm;			/* the map `comms` holds names of threads */
 	u8 kernel_threads;		/* kernel threads are recorded */
@@ -129,8 +124,7 @@ struct offcpu_control {
 	u8 wakers;			/* wake-ups are traced */
 	u8 drop_short;			/* waits under the threshold are left out */
 	u8 copy_all;			/* samples do not rely on what was sent before */
-	u8 objects;			/* samples have the id of what was waited for */
-	u8 object_names;		/* descriptions of objects have names and paths */
+	u8 objects, object_names;	/* samples have ids of objects; these, names and paths */
 };
 
 /* What the arguments of a system call name. */
@@ -161,8 +155,7 @@ enum offcpu_timeout {
 
 /* A system call: what its arguments are. */
 struct offcpu_call {
-	u16 what;			/* enum offcpu_call_kind */
-	u16 timeout;			/* enum offcpu_timeout */
+	u16 what, timeout;		/* enum offcpu_call_kind; enum offcpu_timeout */
 };
 
 /* Kinds of objects; ObjectKind in perf_offcpu/abi/wait_objects.py. */
@@ -203,8 +196,7 @@ struct offcpu_object {
 	u64 peer_inode;			/* of a Unix socket's other end */
 	u64 where, super;		/* where the BPF program reads more; the file system */
 	u64 sp;				/* stack pointer of the thread */
-	u32 kind;			/* enum offcpu_object_kind */
-	u32 lost;			/* OFFCPU_OBJECT_* */
+	u32 kind, lost;			/* enum offcpu_object_kind; OFFCPU_OBJECT_* */
 	u32 pid;			/* tgid of the thread */
 	s32 fd;				/* its descriptor */
 	s32 number;			/* pid, or of descriptors, System V id, value of a futex */
@@ -249,11 +241,9 @@ struct offcpu_code {
 /* A second threshold, or period: it rises while there are more samples than control.max_rate. */
 struct offcpu_rate {
 	u64 window_ns;			/* begin of the window in which samples are counted */
-	u64 threshold_ns;		/* waits must reach this one, too; 0 none */
-	u64 highest_ns;
+	u64 threshold_ns, highest_ns;	/* waits must reach this one, too; 0 none */
 	u64 sent;			/* samples in this window */
-	u64 raised;			/* number of times that the threshold rose */
-	u64 raised_in;			/* the last window in which it rose */
+	u64 raised, raised_in;		/* how often the threshold rose; the last window in which */
 	u64 copies_ns, copied;		/* begin of a second, and bytes of copies in it */
 };
 
@@ -268,10 +258,8 @@ struct offcpu_sum_key {
 };
 
 struct offcpu_sum {
-	u64 stack;			/* hash of the user stack, 0 none */
-	u64 caller;			/* hash of the callers (callers.h), 0 unknown */
-	u64 cgroup;			/* 0 unknown */
-	u64 object_id;			/* of page faults, 0 none */
+	u64 stack, caller;		/* hashes of user stack and callers (callers.h), 0 none */
+	u64 cgroup, object_id;		/* 0 unknown; of page faults, 0 none */
 	u32 state;			/* raw, at switch-out */
 	s32 syscall;			/* OFFCPU_SYSCALL_* */
 	u32 flags;			/* PREEMPTED_WAIT, YIELDED, THROTTLED_WAIT */
@@ -284,15 +272,13 @@ struct offcpu_sum {
 };
 
 struct offcpu_stack_key {
-	u64 hash;			/* of the addresses, never 0 */
-	u64 generation;
+	u64 hash, generation;		/* hash of the addresses, never 0 */
 };
 
 #define OFFCPU_FRAMES 127		/* PERF_MAX_STACK_DEPTH; also the mask of a frame count */
 
 struct offcpu_stack {
-	u16 nr;
-	u16 lost;			/* OFFCPU_LOST_* */
+	u16 nr, lost;			/* frames; OFFCPU_LOST_* */
 	u32 check;			/* second hash, for stacks with one hash; 0 unknown */
 	u64 ips[OFFCPU_FRAMES];		/* leaf first; undefined from nr on */
 };
@@ -307,8 +293,7 @@ struct offcpu_stack {
 struct offcpu_budget {
 	u32 pid, tid;
 	u32 own_pid, own_tid;		/* in the thread's own pid namespace, 0 not known */
-	u64 begin_ns;			/* birth, or begin of the recording */
-	u64 end_ns;			/* death, or end of the recording */
+	u64 begin_ns, end_ns;		/* birth and death, or begin and end of the recording */
 	u64 switches;			/* number of times that it left a CPU */
 	u64 ran_before_ns;		/* the kernel's own time on CPUs when the budget began */
 	u64 ran_ns;			/* the same when the thread last left a CPU */
@@ -330,8 +315,7 @@ struct offcpu_budget_key {
 struct offcpu_tcp {
 	u32 state;			/* enum in net/tcp_states.h */
 	u32 tick_us;			/* length of a tick */
-	u32 srtt_us, min_rtt_us;
-	u32 rtt_us;			/* round trip of the last segment acknowledged */
+	u32 srtt_us, min_rtt_us, rtt_us;	/* the last: of the last segment acknowledged */
 	u32 retransmits;		/* timeouts of what is not acknowledged yet */
 	u32 total_retrans;		/* segments retransmitted since the connection began */
 	u32 packets_out;		/* segments not acknowledged yet */
@@ -347,24 +331,18 @@ struct offcpu_tcp {
  * frames follow, leaf first.
  */
 struct offcpu_last {
-	u32 pid, tid;
-	u32 mode;
+	u32 pid, tid, mode;
 	u32 waits;			/* 1: off the CPU, in one of control.states */
 	u32 state;
 	s32 syscall;
-	u32 flags;			/* OFFCPU_PREEMPTED_WAIT, ... */
-	u32 lost;
+	u32 flags, lost;		/* OFFCPU_PREEMPTED_WAIT, ...; OFFCPU_LOST_* */
 	u32 waker_pid, waker_tid;	/* or OFFCPU_NO_ID */
-	u64 switch_out_ns;
-	u64 wakeup_ns;			/* 0 none */
-	u64 cgroup;
+	u64 switch_out_ns, wakeup_ns, cgroup;	/* 0 none */
 	u64 nr_switches;		/* unchanged while it waits */
 	u64 queued_ns;			/* the kernel's own run-queue delay up to its last run */
 	u64 stack_end;			/* of user mode, 0 unknown */
-	u64 object_id;			/* 0 none */
-	u64 asked_ns;			/* or OFFCPU_NOT_KNOWN */
-	u32 object_lost;		/* OFFCPU_OBJECT_* */
-	u32 holder_tid;			/* or OFFCPU_NO_ID */
+	u64 object_id, asked_ns;	/* 0 none; or OFFCPU_NOT_KNOWN */
+	u32 object_lost, holder_tid;	/* OFFCPU_OBJECT_*; or OFFCPU_NO_ID */
 	u32 tcp_nr;			/* OFFCPU_TCP_NR, or 0: no TCP connection */
 	u32 tcp[OFFCPU_TCP_NR];		/* struct offcpu_tcp */
 	u64 regs[OFFCPU_REGS];		/* struct pt_regs of user mode, 0 for kernel threads */
@@ -382,16 +360,12 @@ struct offcpu_extension {
 	u32 kind;			/* OFFCPU_KIND_* */
 	u16 waker_offset;		/* from `magic` to the waker's callchain, in bytes */
 	u16 waker_nr;			/* words of the waker's callchain, 0 none */
-	u32 flags;			/* OFFCPU_PREEMPTED_WAIT, ... */
-	u32 lost;			/* OFFCPU_LOST_* */
+	u32 flags, lost;		/* OFFCPU_PREEMPTED_WAIT, ...; OFFCPU_LOST_* */
 	u32 state;			/* raw, at switch-out */
 	s32 syscall;			/* OFFCPU_SYSCALL_* */
 	u32 waker_pid, waker_tid;	/* or OFFCPU_NO_ID */
-	u64 wakeup_ns;			/* or OFFCPU_NOT_KNOWN, like all times here */
-	u64 switch_out_ns;
-	u64 count;			/* number of waits */
-	u64 longest_ns;
-	u64 runq_ns;
+	u64 wakeup_ns, switch_out_ns;	/* or OFFCPU_NOT_KNOWN, like all times here */
+	u64 count, longest_ns, runq_ns;	/* count: number of waits */
 	u64 caller;			/* hash of the stack or the callers, 0 unknown */
 	u64 object_id;			/* 0 none or unknown */
 	u64 asked_ns;			/* time after which the system call was to end by itself */

@@ -151,8 +151,7 @@ static __always_inline u32 append_callchain(const struct offcpu_run *run)
 		 */
 		return append_frames(&to->sample, at, PERF_CONTEXT_USER_DEFERRED, &cookie, 0, 1);
 	}
-	return append_frames(&to->sample, at, PERF_CONTEXT_USER, run->user->ips, 0,
-			     run->user->nr);
+	return append_frames(&to->sample, at, PERF_CONTEXT_USER, run->user->ips, 0, run->user->nr);
 }
 
 /* Fill in the extension of a sample: what is known of the wait beyond upstream's words. */
@@ -194,14 +193,13 @@ static __always_inline void describe_wait(const struct offcpu_run *run,
 }
 
 /* Submit a sample to the event whose copies of the user stack have the size. */
-static __always_inline long submit(void *ctx, u32 copy, struct offcpu_payload *sample, u64 bytes)
+static __always_inline long submit(void *ctx, u32 copy, struct offcpu_payload *sample, u64 size)
 {
-	return !OFFCPU_COPIES || copy == OFFCPU_COPY_FIRST ?
-	       events.perf_submit(ctx, sample, bytes) :
-	       copy == OFFCPU_COPY_BARE ? events_bare.perf_submit(ctx, sample, bytes) :
-	       copy == OFFCPU_COPY_QUARTER ? events_quarter.perf_submit(ctx, sample, bytes) :
-	       copy == OFFCPU_COPY_DOUBLE ? events_double.perf_submit(ctx, sample, bytes) :
-					    events_fourfold.perf_submit(ctx, sample, bytes);
+	return !OFFCPU_COPIES || copy == OFFCPU_COPY_FIRST ? events.perf_submit(ctx, sample, size) :
+	       copy == OFFCPU_COPY_BARE ? events_bare.perf_submit(ctx, sample, size) :
+	       copy == OFFCPU_COPY_QUARTER ? events_quarter.perf_submit(ctx, sample, size) :
+	       copy == OFFCPU_COPY_DOUBLE ? events_double.perf_submit(ctx, sample, size) :
+					    events_fourfold.perf_submit(ctx, sample, size);
 }
 
 /* Make a sample of a wait. Its length is not valid if it has no room. */
@@ -260,12 +258,9 @@ static __always_inline void raise_threshold(const struct offcpu_control *ctl,
  */
 static __always_inline bool may_send(const struct offcpu_control *ctl, struct offcpu_wait *wait)
 {
-	struct offcpu_rate *limit;
+	struct offcpu_rate *limit = OFFCPU_SAMPLING ? NULL : rate_of(ctl);
 
-	if (OFFCPU_SAMPLING || wait->flags & OFFCPU_BEGAN_BEFORE)
-		return true;
-	limit = rate_of(ctl);
-	if (!limit)
+	if (wait->flags & OFFCPU_BEGAN_BEFORE || !limit)
 		return true;
 	if (wait->switch_in_ns - limit->window_ns >= ctl->window_ns)
 		open_window(ctl, limit, wait->switch_in_ns);
@@ -412,7 +407,6 @@ static __always_inline void account(struct offcpu_run *run)
 		find_object(run, true, false, -1);
 		wait->object_id = run->to->object.id;
 	}
-	wait->drawn = 0;
 	if (OFFCPU_SUM_DRAWN && !wait->sampled)
 		draw_stack(run);
 	if (!wait->sampled && !wait->drawn && sum_wait(run))

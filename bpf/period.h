@@ -95,9 +95,8 @@ static __always_inline u64 fill_phase(struct offcpu_phase *phase, u64 period, u6
 }
 
 /* Return the same for a sample; 0 if the wait is no sample. */
-static __always_inline u64 draw_periods(const struct offcpu_control *ctl,
-					struct offcpu_rate *limit, struct offcpu_phase *phase,
-					u64 now, u64 ns)
+static __always_inline u64 draw_periods(const struct offcpu_control *ctl, struct offcpu_rate *limit,
+					struct offcpu_phase *phase, u64 now, u64 ns)
 {
 	u64 period, periods;
 

@@ -215,14 +215,14 @@ static __always_inline u32 skip_tracing(const struct offcpu_control *ctl, const 
 
 /* Walk the stack of the waker, `current`. The user part is left out for interrupts. */
 static __always_inline void walk_waker(void *ctx, const struct offcpu_control *ctl,
-				       struct task_struct *current, u32 flags,
-				       struct offcpu_waker_stack *to)
+				       struct task_struct *current, struct offcpu_task *storage)
 {
+	struct offcpu_waker_stack *to = storage->waker;
 	long bytes = bpf_get_stack(ctx, to->kernel, sizeof(to->kernel), 0);
 
 	to->nr_kernel = bytes > 0 ? bytes / sizeof(u64) : 0;
 	to->first = skip_tracing(ctl, to->kernel, to->nr_kernel);
-	if (flags & OFFCPU_WAKER_INTERRUPT)
+	if (storage->waker_flags & OFFCPU_WAKER_INTERRUPT)
 		to->user.nr = 0;
 	else
 		take_user_stack(ctx, ctl, current, &to->user, NULL, true);
