@@ -7,7 +7,6 @@
 #pragma once
 
 #include "stacks.h"
-#include "targets.h"
 
 BPF_TABLE("array", u32, struct offcpu_call, calls, OFFCPU_SYSCALL_NUMBERS);
 
@@ -51,33 +50,21 @@ static __always_inline struct offcpu_call *call_of(s32 syscall)
 	return call && (call->what || call->timeout) ? call : NULL;
 }
 
-/* The time of a struct timespec, ns; OFFCPU_NOT_KNOWN if it is not known. */
-static __always_inline u64 timespec_ns(u64 address)
-{
-	u64 spec[2] = {};
-
-	if (!address || bpf_probe_read_user(spec, sizeof(spec), (void *)address))
-		return OFFCPU_NOT_KNOWN;
-	return spec[0] * NS_PER_S + spec[1];
-}
-
-/* After which time the system call was to end by itself. */
+/* After which time the system call was to end by itself, ns; or OFFCPU_NOT_KNOWN. */
 static __always_inline u64 asked_of(struct offcpu_object *to, u32 timeout,
 				    const struct offcpu_arguments *args, u64 begin)
 {
+	u64 word = timeout == OFFCPU_TIMEOUT_SPEC_0 ? args->words[0] :
+		   timeout == OFFCPU_TIMEOUT_MS_2 || timeout == OFFCPU_TIMEOUT_SPEC_2 ||
+		   timeout == OFFCPU_TIMEOUT_CLOCK ? args->words[2] : args->words[3];
+	u64 spec[2] = {};
 	bool is_span, is_monotonic;
-	u64 word = args->words[3];
 
-	if (timeout == OFFCPU_TIMEOUT_SPEC_0)
-		word = args->words[0];
-	else if (timeout == OFFCPU_TIMEOUT_MS_2 || timeout == OFFCPU_TIMEOUT_SPEC_2 ||
-		 timeout == OFFCPU_TIMEOUT_CLOCK)
-		word = args->words[2];
 	if (timeout == OFFCPU_TIMEOUT_MS_2 || timeout == OFFCPU_TIMEOUT_MS_3)
 		return (s32)word > 0 ? (u32)word * NS_PER_MS : OFFCPU_NOT_KNOWN;
-	if (!to->in_sleeper)
+	if (!to->in_sleeper || !word || bpf_probe_read_user(spec, sizeof(spec), (void *)word))
 		return OFFCPU_NOT_KNOWN;
-	word = timespec_ns(word);
+	word = spec[0] * NS_PER_S + spec[1];
 	if (timeout == OFFCPU_TIMEOUT_CLOCK) {
 		is_span = !(args->words[1] & TIMER_ABSTIME);
 		is_monotonic = args->words[0] == CLOCK_MONOTONIC;
@@ -86,7 +73,7 @@ static __always_inline u64 asked_of(struct offcpu_object *to, u32 timeout,
 			  (args->words[1] & FUTEX_COMMAND) == FUTEX_WAIT;
 		is_monotonic = !(args->words[1] & FUTEX_CLOCK_REALTIME);
 	}
-	if (is_span || word == OFFCPU_NOT_KNOWN)
+	if (is_span)
 		return word;
 	/* The time from the begin of the wait to a moment. */
 	return !is_monotonic ? OFFCPU_NOT_KNOWN : word > begin ? word - begin : 0;

@@ -68,12 +68,9 @@ static __always_inline u64 switches_of(struct task_struct *task)
 static __always_inline void leave_out_delay(struct offcpu_task *storage, struct task_struct *task,
 					    u64 queued)
 {
-	s64 more;
+	s64 more = FIELD(u64, task, TASK_RUN_DELAY) - storage->budget->queued_ns - queued;
 
-	if (!OFFCPU_BUDGET || !TASK_RUN_DELAY)
-		return;
-	more = FIELD(u64, task, TASK_RUN_DELAY) - storage->budget->queued_ns - queued;
-	if (more > (s64)NS_PER_MS)
+	if (OFFCPU_BUDGET && TASK_RUN_DELAY && more > (s64)NS_PER_MS)
 		storage->budget->queued_before_ns += more;
 }
 

@@ -28,8 +28,7 @@ static __always_inline u64 hash_block(const struct offcpu_layout *at, const u64 
 	u64 hash = 0;
 	u32 i;
 
-#pragma clang loop unroll(full)
-	for (i = 0; i < BLOCK_WORDS; i++)
+	for_unrolled(i, BLOCK_WORDS)
 		if (may_return(at, words[i] & CODE_MASK, LIBRARIES))
 			hash = mix(hash, words[i] & CODE_MASK);
 	return hash;
@@ -56,8 +55,7 @@ static __always_inline void hash_top(const struct offcpu_run *run, const struct 
 	/* Stacks end near the thread pointer. */
 	hash = mix(*(volatile u64 *)&top->chain, at->key);
 	hash = mix(hash, stack->ips[0] ^ (at->thread - at->sp) << 16);
-#pragma clang loop unroll(full)
-	for (block = 0; block < TOP_BLOCKS; block++) {
+	for_unrolled(block, TOP_BLOCKS) {
 		if (*stale & 1ULL << block)
 			top->hashes[block] = hash_block(at, &top->words[block * BLOCK_WORDS]);
 		if (top->hashes[block])

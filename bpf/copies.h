@@ -49,8 +49,7 @@ struct offcpu_piece {
 
 /* A stack that was copied before. */
 struct offcpu_known {
-	u64 epoch;			/* in which it was copied last */
-	u64 number;			/* in samples that refer to it */
+	u64 epoch, number;	/* in which it was copied last; in samples that refer to it */
 };
 
 /* By number, and by hash of all words that may be return addresses. */
@@ -154,8 +153,7 @@ static __always_inline u64 hash_words(const struct offcpu_layout *at, struct off
 	u64 word, text, mapped, is_code, nr = piece->nr;
 	u32 i;
 
-#pragma clang loop unroll(full)
-	for (i = 0; i < BLOCK_WORDS; i++) {
+	for_unrolled(i, BLOCK_WORDS) {
 		word = words[i] & CODE_MASK;
 		text = word - at->code;
 		mapped = word - (at->top - MAPPED);
@@ -244,8 +242,7 @@ static __always_inline void hash_methods(const struct offcpu_control *ctl,
 		if (is_interpreted(at, bytes, frame, from + i * sizeof(u64)))
 			piece->methods = mix(piece->methods, frame[4]);
 	}
-#pragma clang loop unroll(full)
-	for (i = 0; i < FRAME_WORDS; i++)
+	for_unrolled(i, FRAME_WORDS)
 		piece->before[i] = piece->words[(size / sizeof(u64) - FRAME_WORDS + i) &
 						(2 * PIECE_WORDS - 1)];
 }

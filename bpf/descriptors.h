@@ -12,12 +12,9 @@ enum { S_IFMT = 0170000, S_IFSOCK = 0140000, S_IFREG = 0100000, S_IFBLK = 006000
        S_IFDIR = 0040000, S_IFCHR = 0020000, S_IFIFO = 0010000 };
 /* include/uapi/linux/magic.h */
 enum { ANON_INODE_FS_MAGIC = 0x09041934, PID_FS_MAGIC = 0x50494446 };
-/* include/linux/socket.h */
-enum { AF_UNIX = 1, AF_INET = 2, AF_INET6 = 10 };
-/* include/net/sock.h */
-enum { RCV_SHUTDOWN = 1 };
-
-#define LIST_HEAD_PREV 8		/* include/linux/types.h */
+enum { AF_UNIX = 1, AF_INET = 2, AF_INET6 = 10 };	/* include/linux/socket.h */
+enum { RCV_SHUTDOWN = 1 };		/* include/net/sock.h */
+enum { LIST_HEAD_PREV = 8 };		/* include/linux/types.h */
 
 #define HEAD_BYTES 96			/* of struct inode, sock, epitem: kernel/objects.py */
 

@@ -79,8 +79,7 @@ static __always_inline u64 own_mmap_lock(struct task_struct *task)
 	last = kernel_word(NULL, head + LIST_HEAD_PREV);
 	if (!last)
 		return 0;
-#pragma clang loop unroll(full)
-	for (i = 0; i < LAST_WAITERS; i++) {
+	for_unrolled(i, LAST_WAITERS) {
 		if (kernel_word(NULL, last + RWSEM_WAITER_TASK) == (u64)task)
 			return (mm + MM_MMAP_LOCK) |
 			       (kernel_bytes(NULL, last + RWSEM_WAITER_TYPE, sizeof(u32)) ?

@@ -33,14 +33,12 @@
  */
 #define can_loop                                                                                   \
 	({                                                                                         \
-		__label__ end, next;                                                               \
-		bool again = true;                                                                 \
+		__label__ end;                                                                     \
+		bool again = false;                                                                \
 		asm volatile goto("1: .byte 0xe5; .byte 0;"                                        \
 				  ".long ((%l[end] - 1b - 8) / 8) & 0xffff; .short 0" ::::end);    \
-		goto next;                                                                         \
-	end:                                                                                       \
-		again = false;                                                                     \
-	next:;                                                                                     \
+		again = true;                                                                      \
+	end:;                                                                                      \
 		again;                                                                             \
 	})
 #define end_round(i)
@@ -71,6 +69,9 @@ static __always_inline u64 sign_of(u64 word)
 
 /* The number of the first round of a loop. */
 #define first_round(ctl, first) (OFFCPU_MAY_GOTO ? unknown(ctl, first) : (first))
+
+/* A short loop over i from 0 on, without a loop in the instructions. */
+#define for_unrolled(i, bound) _Pragma("clang loop unroll(full)") for (i = 0; i < (bound); i++)
 
 /* A loop over i, a u64, from `first` up to a bound, a constant. */
 #define for_each_round(ctl, i, first, bound)                                                       \

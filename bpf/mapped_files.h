@@ -38,8 +38,7 @@ static __always_inline u64 awaited_folio(const struct offcpu_run *run)
 			folio = room->stack[i - FIRST_WORD];
 		break;
 	}
-	*(volatile u64 *)room->stack = folio;
-	return *(volatile u64 *)room->stack;
+	return unknown(run->ctl, folio);
 }
 
 /* Whether a wait may be one for a page of a file, and nothing else says what it is for. */

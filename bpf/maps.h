@@ -115,8 +115,7 @@ struct offcpu_wait {
 	u64 cgroup;
 	u64 blocker;			/* lock of the kernel that it waited for, 0 none */
 	u64 object_id;			/* of a page fault, 0 none */
-	u64 stack;			/* hash of the user stack for its sum, 0 none */
-	u64 caller;			/* hash of the callers for its sum, 0 unknown */
+	u64 stack, caller;		/* for its sum: hashes of user stack and callers, 0 none */
 	u64 copied;			/* number of the stack for its sample, 0 unknown */
 	u64 hash;			/* of what was found in the stack, 0 unknown */
 	u32 copy;			/* enum offcpu_copy */
@@ -152,10 +151,7 @@ struct offcpu_switch {
 #define SAMPLE_WORDS (CHAIN_WORDS + 1 + OFFCPU_EXTENSION_WORDS + CHAIN_WORDS + TCP_WORDS + \
 		      (OFFCPU_PYTHON ? OFFCPU_PYTHON_FRAMES : 0))
 
-/*
- * Payload of a sample. It begins like upstream's, struct offcpu_data of
- * tools/perf/util/bpf_skel/off_cpu.bpf.c.
- */
+/* A sample. It begins like struct offcpu_data of tools/perf/util/bpf_skel/off_cpu.bpf.c. */
 struct offcpu_payload {
 	u32 pid, tid;
 	u64 offcpu_ns;
@@ -169,8 +165,7 @@ struct offcpu_scratch {
 	struct offcpu_stack user[!WALK_AT_SWITCH_OUT];
 	volatile u32 first;		/* kernel frames before this one belong to the scheduler */
 	u64 kernel[OFFCPU_FRAMES];
-	u32 nr_early;			/* frames in `kernel` taken before the switch, 0 none */
-	u32 early_task;			/* tid they belong to */
+	u32 nr_early, early_task;	/* frames in `kernel` from before the switch; their tid */
 	u64 early_since_ns;		/* begin of the wait they belong to */
 	struct offcpu_object object;
 	volatile u32 end;		/* words of the sample */

@@ -34,8 +34,7 @@ static __always_inline void read_path(const struct offcpu_control *ctl, struct o
 		to->kind = OFFCPU_OBJECT_NONE;
 		return;
 	}
-#pragma clang loop unroll(full)
-	for (i = 0; i < OFFCPU_NAME_BYTES / sizeof(u64); i++)
+	for_unrolled(i, OFFCPU_NAME_BYTES / sizeof(u64))
 		identify(to, words[i]);
 }
 
@@ -194,7 +193,7 @@ static __always_inline void describe_call(const struct offcpu_run *run, struct o
 	u64 length = run->wait->length;		/* 0 if it is not over */
 	u32 state = run->wait->prev_state;
 	bool is_select = what == OFFCPU_CALL_SELECT;
-	s32 fd = -1, number;
+	s32 fd, number;
 
 	if (what == OFFCPU_CALL_FUTEXES) {
 		if (second != 1 || !to->in_sleeper)	/* several are no one object */
@@ -236,8 +235,7 @@ static __always_inline void describe_call(const struct offcpu_run *run, struct o
 		return;
 	}
 	if (is_select || what == OFFCPU_CALL_POLL) {
-		if (to->in_sleeper)
-			fd = polled_descriptor(run, to, is_select, args->words);
+		fd = to->in_sleeper ? polled_descriptor(run, to, is_select, args->words) : -1;
 		if (is_select && (!first || !(second | args->words[2] | args->words[3])))
 			second = 0;
 		if (fd < 0) {
@@ -269,8 +267,7 @@ static __always_inline void count_unknown(u32 lost, u64 ns)
 	u32 bit;
 
 	/* The bits of OFFCPU_OBJECT_* have their counters' order. */
-#pragma clang loop unroll(full)
-	for (bit = 0; 1 << bit <= OFFCPU_OBJECT_TAKEN; bit++)
+	for_unrolled(bit, OFFCPU_EVENTS_TAKEN - OFFCPU_OBJECTS_CLOSED + 1)
 		if (lost & 1 << bit)
 			count(OFFCPU_OBJECTS_CLOSED + bit, ns);
 }
@@ -294,7 +291,7 @@ static __always_inline bool describe_syscall(const struct offcpu_run *run, struc
 	call = call_of(wait->syscall);
 	if (!call && only_fd < 0)
 		return false;
-	what = call ? call->what : OFFCPU_CALL_NONE;
+	what = only_fd >= 0 ? OFFCPU_CALL_DESCRIPTOR : call ? call->what : OFFCPU_CALL_NONE;
 	if (what == OFFCPU_CALL_FUTEX && !waits_for_futex(args.words[1]))
 		return false;
 	to->in_sleeper = in_sleeper;
@@ -302,10 +299,8 @@ static __always_inline bool describe_syscall(const struct offcpu_run *run, struc
 	to->sp = args.sp;
 	if (call && call->timeout)
 		to->asked_ns = asked_of(to, call->timeout, &args, wait->switch_out_ns);
-	if (only_fd >= 0) {
-		what = OFFCPU_CALL_DESCRIPTOR;
+	if (only_fd >= 0)
 		args.words[0] = only_fd;
-	}
 	if (!what)
 		return false;
 	describe_call(run, to, what, &args);

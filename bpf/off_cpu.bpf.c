@@ -156,19 +156,16 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *task, u32 
 static __always_inline u64 end_pause(const struct offcpu_control *ctl, struct offcpu_task *storage,
 				     struct task_struct *task, u64 now)
 {
-	u64 begin = storage->since_ns;
+	u64 begin = storage->since_ns, wakeup = storage->wakeup_ns, queued;
 	u64 pause = now > begin ? now - begin : 0;
-	u64 wakeup = storage->wakeup_ns, queued;
 	u32 mode = storage->mode;
 
-	if (mode == OFFCPU_UNKNOWN) {
-		begin_budget(ctl, storage, task);
-		spend(storage, switches_of(task) ? OFFCPU_UNKNOWN : OFFCPU_RUNNABLE, now);
-		return OFFCPU_NOT_KNOWN;
-	}
-	if (mode == OFFCPU_RUNNING) {
-		count(OFFCPU_BEGINS_MISSED, 0);
-		spend(storage, OFFCPU_UNKNOWN, now);
+	if (mode <= OFFCPU_RUNNING) {
+		if (mode == OFFCPU_RUNNING)
+			count(OFFCPU_BEGINS_MISSED, 0);
+		else
+			begin_budget(ctl, storage, task);
+		spend(storage, mode || switches_of(task) ? OFFCPU_UNKNOWN : OFFCPU_RUNNABLE, now);
 		return OFFCPU_NOT_KNOWN;
 	}
 	if (mode <= OFFCPU_PREEMPTED) {
@@ -351,23 +348,22 @@ static __always_inline void describe_object(struct offcpu_run *run, struct offcp
 /* Programs. perf_offcpu/collect/bpf/defines.py and program.py know their names. */
 
 /* Note before the switch which task comes to the CPU: its wait ends in offcpu_switched(). */
-static __always_inline void note_switch(struct offcpu_switch *last, struct task_struct *next,
-					u64 now)
+static __always_inline void note_switch(struct offcpu_switch *to, struct task_struct *next, u64 now)
 {
-	struct offcpu_run run = { .task = next, .wait = &last->wait };
+	struct offcpu_run run = { .task = next, .wait = &to->wait };
 
-	last->next = (u64)next;
+	to->next = (u64)next;
 	if (!OFFCPU_SAMPLING) {
-		last->now = now;
+		to->now = now;
 		if (OFFCPU_KERNEL_EARLY)
 			walk_if_long(next, now);
 		return;
 	}
 	/* Few waits are samples: the others end here, where the clock was read already. */
 	run.ctl = enabled();
-	last->drawn = run.ctl && end_time(&run, now);
-	if (OFFCPU_KERNEL_EARLY && last->drawn)
-		walk_early(next, last->wait.switch_out_ns);
+	to->drawn = run.ctl && end_time(&run, now);
+	if (OFFCPU_KERNEL_EARLY && to->drawn)
+		walk_early(next, to->wait.switch_out_ns);
 }
 
 /* Whether a task is known not to be recorded: at once, since such tasks must not pay for others. */
@@ -487,11 +483,9 @@ int offcpu_fork(u64 *ctx)
 	/* The new owner of a target's id is not the target. */
 	targets.delete(&key);
 	key.kind = OFFCPU_PROCESS;
-	if (key.id == pid_of(child))
+	if (key.id == pid_of(child)) {
 		targets.delete(&key);
-	if (at && key.id == pid_of(child)) {
-		pythons.update(&key.id, at);
-		at = pythons.lookup(&key.id);
+		at = at && !pythons.update(&key.id, at) ? pythons.lookup(&key.id) : NULL;
 		if (at)
 			at->mm = (u64)POINTER(child, TASK_MM);	/* until it calls execve() */
 	}

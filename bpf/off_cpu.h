@@ -369,8 +369,7 @@ struct offcpu_extension {
 	u64 caller;			/* hash of the stack or the callers, 0 unknown */
 	u64 object_id;			/* 0 none or unknown */
 	u64 asked_ns;			/* time after which the system call was to end by itself */
-	u32 holder_tid;			/* of the lock, or OFFCPU_NO_ID */
-	u32 object_lost;		/* OFFCPU_OBJECT_* */
+	u32 holder_tid, object_lost;	/* of the lock, or OFFCPU_NO_ID; OFFCPU_OBJECT_* */
 	u32 tcp_offset;			/* from `magic` to struct offcpu_tcp, in bytes */
 	u32 tcp_nr;			/* u32 words of it, 0 none: later versions have more */
 	u32 python_offset;		/* from `magic` to Python frames, in bytes */

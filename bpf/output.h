@@ -13,8 +13,7 @@
 #define ENOSPC 28
 
 #define RATE_FIRST_NS 1000		/* the first step of a threshold of 0 */
-#define SUM_FLAGS \
-	(OFFCPU_PREEMPTED_WAIT | OFFCPU_YIELDED | OFFCPU_THROTTLED_WAIT | OFFCPU_DRAWN)
+#define SUM_FLAGS (OFFCPU_PREEMPTED_WAIT | OFFCPU_YIELDED | OFFCPU_THROTTLED_WAIT | OFFCPU_DRAWN)
 #define SUM_FLAGS_SHIFT 25		/* to the top of 32 bits, where states have none */
 #define CGROUP_MULTIPLIER 0x9e3779b97f4a7c15ULL	/* 2^64 / golden ratio: not the one of mix() */
 
@@ -129,13 +128,12 @@ static __always_inline u32 append_tcp(const struct offcpu_run *run, u32 at)
 /* Write the sleeper's callchain to the sample in scratch. Return the number of its words. */
 static __always_inline u32 append_callchain(const struct offcpu_run *run)
 {
-	const struct offcpu_control *ctl = run->ctl;
 	struct offcpu_scratch *to = run->to;
 	struct offcpu_wait *wait = run->wait;
 	u64 cookie = 0;
 	u32 at = 0, nr;
 
-	if (ctl->kernel_stacks && !is_sum(wait)) {
+	if (run->ctl->kernel_stacks && !is_sum(wait)) {
 		nr = walk_kernel_stack(run);
 		if (!nr)
 			wait->sample_lost |= OFFCPU_LOST_KERNEL_STACK;
@@ -143,7 +141,7 @@ static __always_inline u32 append_callchain(const struct offcpu_run *run)
 			wait->sample_lost |= OFFCPU_LOST_KERNEL_CUT;
 		at = append_frames(&to->sample, at, PERF_CONTEXT_KERNEL, to->kernel, to->first, nr);
 	}
-	if (ctl->defer_user && !is_kernel_thread(run->task)) {
+	if (run->ctl->defer_user && !is_kernel_thread(run->task)) {
 		wait->sample_lost &= ~(OFFCPU_LOST_USER_STACK | OFFCPU_LOST_USER_CUT);
 		/*
 		 * The user part follows in a record of its own. The perf core puts the cookie of
@@ -186,10 +184,8 @@ static __always_inline void describe_wait(const struct offcpu_run *run,
 	to->object_lost = object->lost;
 	to->tcp_offset = sizeof(*to) + waker_nr * sizeof(u64);
 	to->tcp_nr = run->to->tcp_nr;
-	if (object->kind == OFFCPU_OBJECT_KERNEL_LOCK)
-		to->holder_tid = storage->blocker_tid;
-	else if (OFFCPU_LOCK_OWNERS)
-		to->holder_tid = storage->holder_tid;
+	to->holder_tid = object->kind == OFFCPU_OBJECT_KERNEL_LOCK ? storage->blocker_tid :
+								    storage->holder_tid;
 }
 
 /* Submit a sample to the event whose copies of the user stack have the size. */

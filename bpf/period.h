@@ -24,8 +24,7 @@ struct offcpu_phase {
 };
 
 /* The period: that of the user, or a longer one while there are too many samples. */
-static __always_inline u64 period_of(const struct offcpu_control *ctl,
-				     const struct offcpu_rate *limit)
+static __always_inline u64 period_of(const struct offcpu_control *ctl, struct offcpu_rate *limit)
 {
 	return limit && limit->threshold_ns > ctl->period_ns ? limit->threshold_ns : ctl->period_ns;
 }

@@ -2,7 +2,7 @@
 /* Walk stacks, and keep each different user stack once. */
 #pragma once
 
-#include "facts.h"
+#include "targets.h"
 #include "user_walk.h"
 
 #define SCHEDULER_FRAMES 32		/* the scheduler's part ends within these; usually 10 */
@@ -46,11 +46,10 @@ static __always_inline void take_user_stack(void *ctx, const struct offcpu_contr
 	if (!nr)
 		nr = walk_as_kernel(ctx, stack);
 	stack->nr = nr > 0 ? nr : 0;
-	stack->lost = nr >= OFFCPU_FRAME_LIMIT ? OFFCPU_LOST_USER_CUT : 0;
-	if (nr < 0) {
-		stack->lost = OFFCPU_LOST_USER_STACK;
+	stack->lost = nr < 0 ? OFFCPU_LOST_USER_STACK :
+		      nr >= OFFCPU_FRAME_LIMIT ? OFFCPU_LOST_USER_CUT : 0;
+	if (nr < 0)
 		count(OFFCPU_USER_STACK_FAILED, 0);
-	}
 }
 
 /*
@@ -163,11 +162,8 @@ static __always_inline void walk_early(struct task_struct *next, u64 since_ns)
 static __always_inline void walk_if_long(struct task_struct *next, u64 now)
 {
 	struct offcpu_control *ctl = enabled();
-	struct offcpu_task *storage;
+	struct offcpu_task *storage = ctl && is_candidate(ctl, next) ? find_storage(next) : NULL;
 
-	if (!ctl || !is_candidate(ctl, next))
-		return;
-	storage = tasks.task_storage_get(next, 0, 0);
 	if (storage && is_wanted(ctl, storage->mode) &&
 	    now - storage->since_ns >= ctl->threshold_ns)
 		walk_early(next, storage->since_ns);

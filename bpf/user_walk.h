@@ -61,8 +61,7 @@ static __always_inline bool is_same_block(const u64 *kept, const u64 *words)
 	u32 i;
 
 	/* Unrolled it takes half the time. */
-#pragma clang loop unroll(full)
-	for (i = 0; i < BLOCK_WORDS; i++)
+	for_unrolled(i, BLOCK_WORDS)
 		if (kept[i] != words[i])
 			return false;
 	return true;
@@ -73,25 +72,23 @@ static __always_inline void take_top(struct offcpu_window *window, struct offcpu
 {
 	/* In memory: the verifier would follow every set of blocks. */
 	volatile u64 *stale = &top->stale;
-	u32 at, i;
+	u32 block;
 
 	/* All of the read fails if the mapping ends within it. Words that cannot be read are 0. */
 	if (!read_words(window, sp, top->walked, TOP_BYTES))
 		read_window(window, sp);
-#pragma clang loop unroll(full)
-	for (at = 0; at < TOP_WORDS; at += BLOCK_WORDS)
-		if (!is_same_block(&top->words[at], &window->words[at]))
-			*stale |= 1ULL << at / BLOCK_WORDS;
+	for_unrolled(block, TOP_BLOCKS)
+		if (!is_same_block(&top->words[block * BLOCK_WORDS],
+				   &window->words[block * BLOCK_WORDS]))
+			*stale |= 1ULL << block;
 	if (!*stale)
 		return;
 	/* A loop of its own keeps the one above, which is run most, short. */
-#pragma clang loop unroll(full)
-	for (at = 0; at < TOP_WORDS; at += BLOCK_WORDS)
-		if (*stale & 1ULL << at / BLOCK_WORDS) {
-#pragma clang loop unroll(full)
-			for (i = at; i < at + BLOCK_WORDS; i++)
-				top->words[i] = window->words[i];
-		}
+	for_unrolled(block, TOP_BLOCKS)
+		if (*stale & 1ULL << block)
+			__builtin_memcpy(&top->words[block * BLOCK_WORDS],
+					 &window->words[block * BLOCK_WORDS],
+					 BLOCK_WORDS * sizeof(u64));
 }
 
 /*

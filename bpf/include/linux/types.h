@@ -15,5 +15,4 @@ typedef __u64 __attribute__((aligned(8))) __aligned_u64;
 typedef _Bool bool;
 #define true 1
 #define false 0
-typedef unsigned long size_t;
-typedef unsigned long uintptr_t;
+typedef unsigned long size_t, uintptr_t;
