@@ -19,7 +19,8 @@ lock until then, and by the waiter, which has it next. Between two moments the l
 name. If they name different threads, the lock changed hands unseen, and the holder is not known. A queue lasts as long
 as some thread waits; if no moment of it names a thread, the holder is not known, either. A waiter that waits again was
 overtaken: it did not have the lock. A thread that takes a lock without a queue is not seen, so one queue says nothing
-about the next."""
+about the next. `longest_holders` names one thread for each wait, because who released the lock last says little: behind
+a thread that holds it for long, each waiter is woken by the one before it."""
 
 import numpy as np
 
@@ -27,7 +28,7 @@ from perf_offcpu.abi.wait_objects import LOCKS, ObjectKind
 from perf_offcpu.analysis.group import group, max_by, sum_by
 from perf_offcpu.model.columns import I32, I64, Bool
 from perf_offcpu.model.lookup import rows_at
-from perf_offcpu.model.profile import Profile, ProfileSamples
+from perf_offcpu.model.profile import ObjectFact, Profile, ProfileSamples
 from perf_offcpu.model.recording import SUM_FLAGS, SampleFlag
 from perf_offcpu.structs import mutable
 
@@ -149,6 +150,17 @@ def held_time(profile: Profile, holders: Holders, chosen: Bool) -> HeldTime:
     )
 
 
+def longest_holders(profile: Profile, holders: Holders) -> I32:
+    """Return int32[samples]: the thread that held the mutex longest during the wait; -1 for another object, or if it is
+    not known for longer. `holders`: `holders_of(profile)`."""
+    samples, longest = profile.samples, np.full(len(profile.samples), -1, np.int32)
+    is_mutex = np.append(profile.objects.facts & ObjectFact.MUTEX > 0, np.bool_(False))[samples.object]
+    rows = np.flatnonzero(is_mutex & (samples.time_ns >= 0) & ~samples.has(SUM_FLAGS))
+    if len(rows):
+        longest[rows] = _Moments(samples, holders, rows).longest_holder()
+    return longest
+
+
 def spans_of(samples: ProfileSamples) -> tuple[I64, I64]:
     """Return (begin, end) of each wait: int64[n], ns of the recording's clock; a wait ends at its wake-up."""
     begin = np.where(samples.switch_out_ns >= 0, samples.switch_out_ns, samples.time_ns - samples.length_ns())
@@ -172,6 +184,7 @@ class _Moments:
         both = np.concatenate([samples.object[rows], samples.object[rows]]).astype(np.int64)
         time, is_end = np.concatenate([begin, end]), np.arange(2 * len(rows)) >= len(rows)
         order = np.lexsort((is_end, time, both))
+        self._place = np.argsort(order, kind="stable")  # of the begin of each wait, then of its end
         self.object, self.time_ns, self._is_end = both[order], time[order], is_end[order]
         self._tid = np.concatenate([tid, tid])[order]
         # The changes of each object add up to 0, so one running sum serves all.
@@ -201,8 +214,36 @@ class _Moments:
         waits_again = at_last & ~at_following & (np.append(self._tid, -1)[following] == got)
         return np.where((got == had) | (had < 0), got, np.where((got < 0) | waits_again, had, -1))
 
+    def longest_holder(self) -> I64:
+        """Return int64[rows]: tid of the thread that held the object longest without a break during each wait; -1 not
+        known, also if the holder is not known for longer."""
+        holder, time = self.holder(), self.time_ns
+        begin, end = np.split(self._place, 2)
+        first_of_run = np.flatnonzero(np.append(True, holder[1:] != holder[:-1]))
+        run = np.cumsum(np.append(0, holder[1:] != holder[:-1]))
+        run_begin, run_end = time[first_of_run], time[np.append(first_of_run[1:], len(time) - 1)]
+        first, last = run[begin], run[np.maximum(end - 1, begin)]
+        parts = [first, last, _longest_between(run_end - run_begin, first + 1, last - 1)]
+        spans = [np.minimum(run_end[part], time[end]) - np.maximum(run_begin[part], time[begin]) for part in parts]
+        longest: I64 = np.choose(np.argmax(spans, axis=0), [holder[first_of_run[part]] for part in parts])
+        return longest
+
     def _named(self, thread: I64, moment: I64) -> I64:
         """Return int64[moments]: `thread[moment]`, a tid; -1 where that moment is in another queue, or out of range.
         `moment`: int64[moments], index of an earlier or later moment for each moment."""
         queue = np.append(self.queue, -1)[moment]
         return np.where(queue == self.queue, np.append(thread, -1)[moment], -1)
+
+
+def _longest_between(length: I64, first: I64, last: I64) -> I64:
+    """Return int64[n]: index of the largest `length` in first[i] to last[i]; first[i] - 1 for an empty range."""
+    number, result = last - first + 1, first - 1
+    largest, width = np.arange(len(length)), 1  # of `width` lengths from each index on
+    while (number >= width).any():
+        rows = np.flatnonzero((number >= width) & (number < 2 * width))
+        left, right = largest[first[rows]], largest[last[rows] - width + 1]
+        result[rows] = np.where(length[left] >= length[right], left, right)
+        following = largest[np.minimum(np.arange(len(length)) + width, len(length) - 1)]
+        largest = np.where(length[largest] >= length[following], largest, following)
+        width *= 2
+    return result

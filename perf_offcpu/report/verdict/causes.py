@@ -13,7 +13,7 @@ from perf_offcpu.analysis.classes.classify import Waits
 from perf_offcpu.analysis.classes.network import LABELS, network_of
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group, sum_by
-from perf_offcpu.analysis.holders import Holders
+from perf_offcpu.analysis.holders import Holders, longest_holders
 from perf_offcpu.model.columns import I64, U32, Bool, distinct
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
@@ -151,9 +151,11 @@ def _peers(profile: Profile, holders: Holders) -> I64:
     is_lock = np.isin(np.append(profile.objects.kind, np.uint16(0))[samples.object], LOCKS)
     woken = (samples.waker_tid > 0) & ~samples.has(SampleFlag.WAKER_INTERRUPT)
     ended = np.where(woken & (samples.waker_tid != samples.tid), samples.waker_tid, -1)
-    has_holder = holders.held >= 0
-    tid = np.where(has_holder, holders.held, np.where(is_lock, holders.released, ended)).astype(np.int32)
-    del woken, ended  # columns of millions of waits: none is kept longer than it is needed
+    longest = longest_holders(profile, holders)
+    has_holder = (longest >= 0) | (holders.held >= 0)
+    longest = np.where(longest >= 0, longest, holders.held)
+    tid = np.where(has_holder, longest, np.where(is_lock, holders.released, ended)).astype(np.int32)
+    del woken, ended, longest  # columns of millions of waits: none is kept longer than it is needed
     comm = profile.comms_at(tid, samples.time_ns)
     is_known = (tid > 0) & (comm > 0)
     del tid

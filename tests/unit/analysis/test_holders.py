@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perf_offcpu.abi.wait_objects import ObjectKind
-from perf_offcpu.analysis.holders import Holders, held_time, holders_of
+from perf_offcpu.analysis.holders import Holders, held_time, holders_of, longest_holders
+from perf_offcpu.model.profile import ObjectFact
 from perf_offcpu.model.recording import SampleFlag
 
 NONE, BLOCKED = SampleFlag(0), SampleFlag.STILL_BLOCKED
@@ -53,6 +54,20 @@ def test_refused_holders_are_counted() -> None:
     for holder in (11, 99, 20, -1):
         builder.sample("a", [], 1, pid=10, tid=10, object=lock, holder_tid=holder, switch_out_ns=300, time_ns=400)
     assert holders_of(builder.build()).refused == 2
+
+
+@pytest.mark.parametrize(("facts", "expected"), [(ObjectFact.MUTEX, [10, 10, 10, 11]), (0, [-1] * 4)])
+def test_who_held_a_mutex_longest_is_not_who_released_it_last(facts: int, expected: list[int]) -> None:
+    """Thread 10 holds the lock until 400, then each of its waiters for a moment."""
+    builder = ProfileBuilder(tasks=[(tid, 10, 0, -1) for tid in range(10, 15)])
+    lock = builder.thing("m in a", facts=facts)
+    for tid, waker, begin, end in ((11, 10, 300, 400), (12, 11, 310, 405), (13, 12, 320, 410), (14, 11, 401, 405)):
+        builder.sample(
+            "a", [], end - begin, pid=10, tid=tid, object=lock, switch_out_ns=begin, wakeup_ns=end, time_ns=end,
+            waker_pid=10, waker_tid=waker,
+        )  # fmt: skip
+    profile = builder.build()
+    assert longest_holders(profile, holders_of(profile)).tolist() == expected
 
 
 def released(**columns: object) -> int:
