@@ -52,7 +52,7 @@ def kinds_of(profile: Profile, chosen: Bool, subject: Profile, waits: Waits) -> 
     elsewhere = (waits.wait_class == WaitClass.CHILD) & (by_recorded | ~by_thread)
     elsewhere |= (waits.wait_class == WaitClass.PIPE) & by_recorded & _by_descendants(subject)
     elsewhere |= waits.for_work
-    elsewhere |= ~idle & _naps(profile, subject, waits, idle | elsewhere)
+    elsewhere |= ~idle & _naps(profile, subject, waits, idle, elsewhere)
     return np.where(idle, Kind.IDLE, np.where(elsewhere, Kind.ELSEWHERE, Kind.COUNTED))
 
 
@@ -73,20 +73,26 @@ def _by_descendants(subject: Profile) -> Bool:
     return below
 
 
-def _naps(profile: Profile, subject: Profile, waits: Waits, left_out: Bool) -> Bool:
+def _naps(profile: Profile, subject: Profile, waits: Waits, idle: Bool, elsewhere: Bool) -> Bool:
     """Return bool[waits]: True for naps: sleeps of threads that only sleep, while other threads do something. Sleeps
     are no naps if other threads waited for the sleeper for more than a tenth of its sleep, or if it waited for a lock
-    or a CPU for a tenth of its time: a lock that it takes for a moment (CPython's) is no reason to count them.
-    `left_out`: bool[waits], True for waits that do not count for another reason."""
+    or a CPU for a tenth of its time: a lock that it takes for a moment (CPython's) is no reason to count them. Waits
+    for work that the sleeper brings count if its threads are not idle, and every second sleep or more brings some: it
+    is the last one at a barrier, or a producer, and does not look for work from time to time.
+    `idle`, `elsewhere`: bool[waits], True for waits that do not count for another reason."""
+    left_out = idle | elsewhere
     samples, budget = subject.samples, profile.budget
     is_sleep = waits.wait_class == WaitClass.SLEEP
     does_nothing = is_sleep | np.isin(waits.wait_class, (WaitClass.LOCK, WaitClass.RUNQUEUE))
     naps: Bool = is_sleep & _of_passive_threads(profile, subject, does_nothing)
     naps &= _of_passive_threads(profile, subject, is_sleep, _NAPPING_PERCENT)
-    ended = ~waits.for_work & (samples.waker_tid != samples.tid) & ~samples.has(SampleFlag.WAKER_INTERRUPT)
+    ended = ~idle & (samples.waker_tid != samples.tid) & ~samples.has(SampleFlag.WAKER_INTERRUPT)
     first, thread_of = group(np.append(samples.tid, np.where(ended, samples.waker_tid, np.int32(-1))))
     sleeper, ender = np.split(thread_of, 2)
-    slept, awaited = (sum_by(which, samples.period, len(first)) for which in (np.where(naps, sleeper, -1), ender))
+    napper, fed = np.where(naps, sleeper, -1), np.where(waits.for_work, ender, -1)
+    sleeps, meals = (sum_by(which, samples.count, len(first)) for which in (napper, fed))
+    counts = ~waits.for_work | (2 * meals >= sleeps)[ender]
+    slept, awaited = (sum_by(which, samples.period, len(first)) for which in (napper, np.where(counts, ender, -1)))
     naps &= (awaited <= slept // _AWAITED_PART)[sleeper]
     others = ~is_one_of(budget.tid, samples.tid[naps | left_out])
     active = int(samples.period[~naps & ~left_out].sum()) + int(budget.running_ns[others].sum())

@@ -12,7 +12,7 @@ from builders.profile import Code, ProfileBuilder, kernel
 from perf_offcpu import losses
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.selection.select import Selection, select_samples
-from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.profile import ObjectFact, Profile
 from perf_offcpu.model.recording import Budget, SampleFlag
 from perf_offcpu.report.document import document
 from perf_offcpu.report.style import Style
@@ -99,6 +99,19 @@ def test_naps_do_not_count_while_others_work(worker: int, waker: int, first: str
     verdict = verdict_of(builder)
     assert verdict.causes[0].wait_class == first
     assert bool(verdict.elsewhere) == (first == "disk")
+
+
+@pytest.mark.parametrize(("sleeps", "first"), [(3, "sleep"), (9, "disk")], ids=["a producer", "it looks for work"])
+def test_a_sleeper_that_brings_work_each_time_does_not_nap(sleeps: int, first: str) -> None:
+    builder = ProfileBuilder(meta={"arch": "x86_64"})
+    wait, write = ["main", "pthread_cond_wait", *FUTEX], ["main", kernel("ext4_sync_file")]
+    queue = builder.thing("q in app", facts=ObjectFact.BY_OTHERS | ObjectFact.SEVERAL)
+    for _ in range(sleeps):
+        builder.sample("producer", ["main", kernel("hrtimer_nanosleep")], 100 * MS, tid=1, pid=1, state=1)
+    for tid in (2, 3):
+        builder.sample("fast", wait, 290 * MS, tid=tid, pid=1, state=1, waker_tid=1, waker_pid=1, object=queue)
+        builder.sample("fast", write, 30 * MS, tid=tid, pid=1, state=2)
+    assert verdict_of(builder).causes[0].wait_class == first
 
 
 @pytest.mark.parametrize("path", sorted(DATA.rglob("*.data")), ids=lambda path: path.name)
