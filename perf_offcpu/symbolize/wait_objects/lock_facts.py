@@ -7,7 +7,8 @@ wakes all of its threads.
 
 By the words of futexes: the kernel clears the word of a thread that exits, and wakes threads that wait for
 it without FUTEX_PRIVATE_FLAG; the word has the thread's id until then (set_tid_address(2)). Mutexes and rwlocks of
-glibc have fixed values while threads wait (sysdeps/nptl/lowlevellock.h, nptl/pthread_rwlock_common.c)."""
+glibc have fixed values while threads wait (sysdeps/nptl/lowlevellock.h, nptl/pthread_rwlock_common.c). Its rwlocks use
+FUTEX_WAIT_BITSET only; FUTEX_WAIT with their value is a counter, such as a std::latch of 3."""
 
 import re
 
@@ -25,7 +26,7 @@ _EXIT_NS = 1_000_000
 _RARE = 8  # fewer than one wait in so many does not tell who ends them
 _INEXACT_NS = 10_000  # of wake-ups in samples by length (bpf/sampling.h)
 _PRIVATE, _COMMAND = 128, 0x7F  # include/uapi/linux/futex.h
-_WAITS, _LOCKS_PI = (0, 9), (6, 13)
+_WAITS, _WAIT_BITSET, _LOCKS_PI = (0, 9), 9, (6, 13)
 _WAITERS, _TID_MASK = 0x80000000, 0x3FFFFFFF
 _MUTEX, _RWLOCK = 2, 3
 _ADDRESS = re.compile(r"(?<=0x)[0-9a-f]+")
@@ -95,7 +96,7 @@ def facts_by_words(recording: Recording, row: I32) -> U16:
     is_thread &= is_id
     owned = (value & _WAITERS > 0) & (value & _TID_MASK > 0)
     is_mutex = waits & ((value == _MUTEX) | owned) | is_known & np.isin(command, _LOCKS_PI)
-    kinds = [is_thread, is_mutex, waits & (value == _RWLOCK)]
+    kinds = [is_thread, is_mutex, waits & (command == _WAIT_BITSET) & (value == _RWLOCK)]
     facts = [ObjectFact.THREAD, ObjectFact.MUTEX, ObjectFact.RWLOCK]
     return np.select(kinds, facts, 0).astype(np.uint16)
 

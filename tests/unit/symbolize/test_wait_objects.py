@@ -256,7 +256,7 @@ def test_who_ended_waits_for_shared_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("operation", "value", "ended_by", "found"), [
     (265, 11, 0, Fact.THREAD), (0, 11, 0, Fact.THREAD), (128, 11, 0, 0), (0, 10, 0, Fact.THREAD),
     (0, 12, 0, 0), (0, 4711, 11, Fact.THREAD | Fact.BY_OTHERS), (0, 2, 11, Fact.MUTEX | Fact.BY_OTHERS),
-    (0, 0, 11, Fact.BY_OTHERS), (128, 2, 0, Fact.MUTEX), (137, 3, 0, Fact.RWLOCK), (137, 0, 0, 0),
+    (0, 0, 11, Fact.BY_OTHERS), (128, 2, 0, Fact.MUTEX), (137, 3, 0, Fact.RWLOCK), (137, 0, 0, 0), (128, 3, 0, 0),
     (0, 0x8000000B - (1 << 32), 0, Fact.MUTEX), (134, 0, 0, Fact.MUTEX), (129, 2, 0, 0), (128, -1, 0, 0),
 ])  # fmt: skip
 def test_what_the_word_of_a_futex_tells(operation: int, value: int, ended_by: int, found: int, tmp_path: Path) -> None:
