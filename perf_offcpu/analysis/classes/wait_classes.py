@@ -83,10 +83,10 @@ WORK_SYSCALLS = frozenset(name for one in CLASSES for name in one.row.work_sysca
 _MEANINGS = {
     Means.LOCK: r"""
         _*pthread_(mutex_|rwlock_|spin_|barrier_)\w* _*pthread_\w*join\w* _*lll_lock_wait\w* mtx_(timed)?lock
-        call_once runtime\.(lock2|lockWithRank|futexlock).*
+        call_once g_(rec_)?mutex_lock\w* g_rw_lock\w* runtime\.(lock2|lockWithRank|futexlock).*
     """,
     Means.CONDITION: r"""
-        _*pthread_cond_\w*wait\w* cnd_(timed)?wait Unsafe_Park
+        _*pthread_cond_\w*wait\w* cnd_(timed)?wait g_cond_wait\w* Unsafe_Park
         runtime\.(stopm|mPark|findRunnable|notesleep|notetsleepg).*
     """,
     Means.SEMAPHORE: r"sem_(wait|timedwait|clockwait) __new_sem_wait\w*",

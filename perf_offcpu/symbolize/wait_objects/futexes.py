@@ -50,8 +50,8 @@ _NOUNS: Final = {
     "thread": Noun(re.compile(r"_*pthread_\w*join\w*"), 4),
     "barrier": Noun(re.compile(r"_*pthread_barrier_\w+"), 32),
     "rwlock": Noun(re.compile(r"_*pthread_rwlock_\w+"), 56),
-    "lock": Noun(re.compile(r"_*(GI_+)?(_*pthread_mutex_\w+|lll_\w*lock\w*)|mtx_\w*lock"), 40),
-    "condition": Noun(re.compile(r"_*pthread_cond_\w+|cnd_\w*wait"), 48),
+    "lock": Noun(re.compile(r"_*(GI_+)?(_*pthread_mutex_\w+|lll_\w*lock\w*)|mtx_\w*lock|g_(rec_)?mutex_lock\w*"), 40),
+    "condition": Noun(re.compile(r"_*pthread_cond_\w+|cnd_\w*wait|g_cond_wait\w*"), 48),
     "semaphore": Noun(re.compile(r"sem_\w*wait|__new_sem_\w+|_*do_futex_wait\w*"), 32),
 }
 """Kind → functions; in a stack the match next to the leaf counts: pthread_cond_wait() ends by taking a mutex."""
@@ -59,7 +59,7 @@ _UNNAMED: Final = "futex"
 _NOUN_OF_FACT: Final = {ObjectFact.THREAD: "thread", ObjectFact.MUTEX: "lock", ObjectFact.RWLOCK: "rwlock"}
 _OTHER_NOUN: Final = Noun(re.compile(r"(?!)"), 4)
 _BELOW: Final = re.compile(
-    r"_*futex\w*|_*syscall|__gthread_.*|<?(std|core|alloc|parking_lot|parking_lot_core|lock_api|__cxxabiv1)::.*"
+    r"_*futex\w*|_*syscall|__gthread_.*|<?(std|core|alloc|parking_lot|parking_lot_core|lock_api|crossbeam_\w+|__cxxabiv1)::.*"
     r"|(runtime|sync|internal/.*)\.[^/]*|Unsafe_Park|Monitor::.*|Mutex::.*|PlatformMonitor::.*|Parker::.*"
     r"|ObjectMonitor::.*|PyThread_\w+|_?PyMutex_\w+|_?PyEvent_\w+|take_gil|_?PySemaphore_\w+|_?PyParkingLot_\w+"
 )
