@@ -6,13 +6,14 @@ The innermost function says how a thread sleeps (`epoll_wait`), not why. The nam
     1 if a loop waits for its next event or command: the function of the rule (`analysis.classes.program_rules`)
     2 the innermost named function of the program, not of a library or runtime (see below); if a rule decided,
       only functions that called the function of the rule count
-    3 the function of the rule                                              `take_gil`
-    4 the system call and the dso of the innermost code without a name      `write() of [dash]`
-    5 the system call                                                       `read()`
+    3 such a function of Python's standard library                          `_worker (thread.py)`
+    4 the function of the rule                                              `take_gil`
+    5 the system call and the dso of the innermost code without a name      `write() of [dash]`
+    6 the system call                                                       `read()`
 
 Waits for a CPU (run queue, throttled) and stops have no name: they can happen anywhere in the program.
 Libraries and runtimes are known by file (libc, libstdc++, interpreters, the JVM) and by function: wrappers of
-`analysis.classes.wait_classes`, and those of interpreters.toml."""
+`analysis.classes.wait_classes`, and those of interpreters.toml. Functions of Python have a source file."""
 
 import re
 from collections import Counter
@@ -23,7 +24,7 @@ from perf_offcpu.analysis.classes.classify import Waits
 from perf_offcpu.analysis.classes.program_rules import fits
 from perf_offcpu.analysis.classes.wait_classes import WaitClass, class_of_wrapper, matches
 from perf_offcpu.analysis.group import group
-from perf_offcpu.analysis.interpreters import RUNTIME_FILES, RUNTIME_FUNCTIONS
+from perf_offcpu.analysis.interpreters import RUNTIME_FILES, RUNTIME_FUNCTIONS, RUNTIME_SOURCES
 from perf_offcpu.analysis.stack_walk import innermost_node, outermost_node, used_frames
 from perf_offcpu.model.columns import I64, Bool, distinct
 from perf_offcpu.model.profile import Profile
@@ -56,7 +57,7 @@ def causes_of(profile: Profile, waits: Waits) -> Causes:
     is_plain, is_nameless = _kinds(profile)
     is_named = ~frames.is_kernel() & (frames.symbol > 0)
     of_rule = np.where(np.append(is_named[profile.stacks.frame], False)[of_rule], of_rule, -1)
-    cause = np.where(is_loop[first] & (of_rule >= 0), of_rule, innermost_node(profile, start, is_plain))
+    cause = np.where(is_loop[first] & (of_rule >= 0), of_rule, _of_program(profile, start, is_plain))
     cause = np.where(cause < 0, of_rule, cause)
     cause = np.where(cause < 0, innermost_node(profile, leaf, is_nameless), cause)
     frame = np.append(profile.stacks.frame, -1).astype(np.int64)[cause]
@@ -75,7 +76,7 @@ def program_functions(profile: Profile, leaf: I64) -> tuple[list[str], I64]:
     """Find the innermost named function of the program in n stacks, also of wakers. `leaf`: int64[n], rows in stacks;
     -1 for none. Return printable names, the first "" (not known), and int64[n], index into them."""
     first, group_of = group(leaf)
-    node = innermost_node(profile, leaf[first], _kinds(profile)[0])
+    node = _of_program(profile, leaf[first], _kinds(profile)[0])
     frame = np.append(profile.stacks.frame, -1)[node].tolist()
     numbers: dict[str, int] = {"": 0}
     symbols, strings = profile.frames.symbol, profile.strings
@@ -130,3 +131,12 @@ def _kinds(profile: Profile) -> tuple[Bool, Bool]:
         np.bool_,
     )
     return of_program & own_name[of_symbol], of_program & (frames.symbol == 0)
+
+
+def _of_program(profile: Profile, leaf: I64, is_plain: Bool) -> I64:
+    """Return int64[n], rows in stacks: the innermost plain frame of each stack, of Python's standard library only if it
+    has no other; -1 none. `is_plain`: bool[frames], as `_kinds` returns it."""
+    files, of_file = np.unique(profile.frames.file, return_inverse=True)
+    is_runtime = np.array([matches(RUNTIME_SOURCES, profile.strings[file]) for file in files.tolist()], np.bool_)
+    own = innermost_node(profile, leaf, is_plain & ~is_runtime[of_file])
+    return np.where(own < 0, innermost_node(profile, leaf, is_plain), own) if is_runtime.any() else own

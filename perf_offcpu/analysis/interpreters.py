@@ -24,7 +24,8 @@ RUNTIME_FILES: Final = _TABLES["files"]["all"]
 RUNTIME_FUNCTIONS: Final = " ".join(
     [*(re.escape(frame).replace(r"\ ", r"\s") for frame in INTERPRETERS), *_TABLES["functions"].values()]
 )
-"""Files and functions of runtimes, which explain no wait."""
+RUNTIME_SOURCES: Final = _TABLES["files"]["sources"]
+"""Files, functions and source files of runtimes, which explain no wait."""
 
 
 def fold_interpreters(profile: Profile) -> Profile:

@@ -39,6 +39,18 @@ def test_the_innermost_function_of_the_program(function: str, frames: str) -> No
     assert named([*stack(frames)]) == function
 
 
+@pytest.mark.parametrize(("files", "function"), [
+    (["/srv/app.py", "/usr/lib/python3.11/socket.py"], "app.py"),
+    (["/srv/app.py", "<frozen importlib._bootstrap>"], "app.py"),
+    (["/srv/app.py", "/v/lib/python3.11/site-packages/requests/api.py", "/usr/lib/python3.11/ssl.py"], "api.py"),
+    (["/usr/lib/python3.11/threading.py", "/usr/lib/python3.11/concurrent/futures/thread.py"], "thread.py"),
+    (["/srv/app.py", "/usr/lib/python3.11/asyncio/base_events.py", "/usr/lib/python3.11/selectors.py"],
+     "base_events.py"),
+])  # fmt: skip
+def test_pythons_library_explains_no_wait_of_a_program(files: list[str], function: str) -> None:
+    assert named([*(Code(file.rsplit("/", 1)[-1], file=file) for file in files), kernel("ep_poll")]) == function
+
+
 def test_waits_for_a_cpu_have_no_function() -> None:
     builder = ProfileBuilder()
     for flags in (SampleFlag.THROTTLED, SampleFlag.PREEMPTED):
