@@ -3,7 +3,8 @@
 
 Nor do waits for the next piece of work, for the end of another recorded thread or process, and for the output of a
 recorded child: they last as long as the work, thread or child, whose time counts itself. Nor do naps: sleeps of a
-thread that does nothing else while other threads work, and for which other threads hardly wait. In a recording of the
+thread that does nothing else while other threads work, and for which other threads hardly wait; but not of a thread
+that begins and ends in less than half of the recording, since it may serve a single request. In a recording of the
 whole machine, threads that hardly did anything but sleep or wait for data are idle, too."""
 
 import re
@@ -50,9 +51,9 @@ def kinds_of(profile: Profile, chosen: Bool, subject: Profile, waits: Waits) -> 
     by_thread = (samples.waker_tid >= 0) & ~samples.has(SampleFlag.WAKER_INTERRUPT)
     by_recorded = by_thread & is_one_of(samples.waker_tid, recorded)
     elsewhere = (waits.wait_class == WaitClass.CHILD) & (by_recorded | ~by_thread)
-    elsewhere |= (waits.wait_class == WaitClass.PIPE) & by_recorded & _by_descendants(subject)
-    elsewhere |= waits.for_work
-    elsewhere |= ~idle & _naps(profile, subject, waits, idle, elsewhere)
+    for_child = (waits.wait_class == WaitClass.PIPE) & by_recorded & _by_descendants(subject)
+    elsewhere |= for_child | waits.for_work
+    elsewhere |= ~idle & _naps(profile, subject, waits, idle | elsewhere, ~idle | for_child, for_child)
     return np.where(idle, Kind.IDLE, np.where(elsewhere, Kind.ELSEWHERE, Kind.COUNTED))
 
 
@@ -73,31 +74,41 @@ def _by_descendants(subject: Profile) -> Bool:
     return below
 
 
-def _naps(profile: Profile, subject: Profile, waits: Waits, idle: Bool, elsewhere: Bool) -> Bool:
+def _naps(profile: Profile, subject: Profile, waits: Waits, left_out: Bool, of_others: Bool, for_child: Bool) -> Bool:
     """Return bool[waits]: True for naps: sleeps of threads that only sleep, while other threads do something. Sleeps
     are no naps if other threads waited for the sleeper for more than a tenth of its sleep, or if it waited for a lock
-    or a CPU for a tenth of its time: a lock that it takes for a moment (CPython's) is no reason to count them. Waits
-    for work that the sleeper brings count if its threads are not idle, and every second sleep or more brings some: it
-    is the last one at a barrier, or a producer, and does not look for work from time to time.
-    `idle`, `elsewhere`: bool[waits], True for waits that do not count for another reason."""
-    left_out = idle | elsewhere
+    or a CPU for a tenth of its time: a lock that it takes for a moment (CPython's) is no reason to count them; nor are
+    sleeps of a thread whose life is less than half of the recording. Waits for work that the sleeper brings count if
+    every second sleep or more brings some: it is the last one at a barrier, or a producer, and does not look for work
+    from time to time. `left_out`: bool[waits], True for waits that do not count for another reason. `of_others`: True
+    for waits that show that a sleeper was awaited. `for_child`: True for waits for the output of a recorded child."""
     samples, budget = subject.samples, profile.budget
     is_sleep = waits.wait_class == WaitClass.SLEEP
     does_nothing = is_sleep | np.isin(waits.wait_class, (WaitClass.LOCK, WaitClass.RUNQUEUE))
     naps: Bool = is_sleep & _of_passive_threads(profile, subject, does_nothing)
     naps &= _of_passive_threads(profile, subject, is_sleep, _NAPPING_PERCENT)
-    ended = ~idle & (samples.waker_tid != samples.tid) & ~samples.has(SampleFlag.WAKER_INTERRUPT)
+    naps &= ~_of_brief_threads(subject)
+    ended = of_others & (samples.waker_tid != samples.tid) & ~samples.has(SampleFlag.WAKER_INTERRUPT)
     first, thread_of = group(np.append(samples.tid, np.where(ended, samples.waker_tid, np.int32(-1))))
     sleeper, ender = np.split(thread_of, 2)
     napper, fed = np.where(naps, sleeper, -1), np.where(waits.for_work, ender, -1)
     sleeps, meals = (sum_by(which, samples.count, len(first)) for which in (napper, fed))
-    counts = ~waits.for_work | (2 * meals >= sleeps)[ender]
+    counts = ~waits.for_work | for_child | (2 * meals >= sleeps)[ender]
     slept, awaited = (sum_by(which, samples.period, len(first)) for which in (napper, np.where(counts, ender, -1)))
     naps &= (awaited <= slept // _AWAITED_PART)[sleeper]
     others = ~is_one_of(budget.tid, samples.tid[naps | left_out])
     active = int(samples.period[~naps & ~left_out].sum()) + int(budget.running_ns[others].sum())
     is_alone = active <= int(samples.period[naps].sum()) // 100
     return np.zeros(len(naps), np.bool_) if is_alone else naps
+
+
+def _of_brief_threads(subject: Profile) -> Bool:
+    """Return bool[waits]: True if the thread began and ended in the recording, and lived for less than half of it."""
+    samples, tasks = subject.samples, subject.tasks
+    life = np.where((tasks.begin_ns > 0) & (tasks.end_ns >= 0), tasks.end_ns - tasks.begin_ns, np.iinfo(np.int64).max)
+    row = rows_at(tasks.tid, tasks.begin_ns, samples.tid, samples.time_ns)
+    is_brief: Bool = np.append(life <= subject.meta.duration_ns // 2, np.False_)[row]
+    return is_brief
 
 
 def _of_passive_threads(profile: Profile, subject: Profile, passive: Bool, percent: int = _PASSIVE_PERCENT) -> Bool:

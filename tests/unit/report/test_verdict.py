@@ -10,6 +10,7 @@ import pytest
 from builders.profile import Code, ProfileBuilder, kernel
 
 from perf_offcpu import losses
+from perf_offcpu.abi.wait_objects import ObjectKind
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.selection.select import Selection, select_samples
 from perf_offcpu.model.profile import ObjectFact, Profile
@@ -112,6 +113,28 @@ def test_a_sleeper_that_brings_work_each_time_does_not_nap(sleeps: int, first: s
         builder.sample("fast", wait, 290 * MS, tid=tid, pid=1, state=1, waker_tid=1, waker_pid=1, object=queue)
         builder.sample("fast", write, 30 * MS, tid=tid, pid=1, state=2)
     assert verdict_of(builder).causes[0].wait_class == first
+
+
+@pytest.mark.parametrize(("begin", "end", "first"), [
+    (100, 200, "sleep"), (100, 1000, "disk"), (0, 200, "disk"), (100, -1, "disk"),
+], ids=["brief", "long", "was there", "stays"])  # fmt: skip
+def test_sleeps_of_a_brief_thread_are_no_naps(begin: int, end: int, first: str) -> None:
+    builder = ProfileBuilder(tasks=[(2, 1, begin * MS, end * MS if end > 0 else -1)], meta={"last_ns": 1000 * MS})
+    builder.meta["first_ns"] = 0
+    builder.sample("request", ["serve", kernel("hrtimer_nanosleep")], 99 * MS, tid=2, pid=1, state=1, time_ns=150 * MS)
+    builder.sample("worker", ["main", kernel("ext4_sync_file")], 90 * MS, tid=3, pid=1, state=2)
+    assert verdict_of(builder).causes[0].wait_class == first
+
+
+def test_sleeps_of_a_child_whose_output_is_awaited_are_no_naps() -> None:
+    builder = ProfileBuilder(tasks=[(2, 2, 0, -1, 1)])
+    pipe = builder.thing("unix socket", ObjectKind.SOCKET, protocol="unix", connected=True, inward=True)
+    builder.sample("sleep", ["main", kernel("hrtimer_nanosleep")], 100 * MS, tid=2, pid=2, state=1)
+    builder.sample("node", ["loop", *EPOLL], 100 * MS, tid=1, pid=1, state=1, object=pipe, waker_tid=2, waker_pid=2)
+    builder.sample("node", ["main", kernel("ext4_sync_file")], 90 * MS, tid=1, pid=1, state=2)
+    verdict = verdict_of(builder)
+    assert [cause.wait_class for cause in verdict.causes] == ["sleep", "disk"]
+    assert [cause.wait_class for cause in verdict.elsewhere] == ["pipe"]
 
 
 @pytest.mark.parametrize("path", sorted(DATA.rglob("*.data")), ids=lambda path: path.name)
