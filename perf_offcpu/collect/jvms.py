@@ -101,7 +101,7 @@ class Jvms(MappingFollower):
         if self._unasked and self._says_ended:
             self._say(
                 f"perf-offcpu record: JVMs that ended before they were asked for names: {self._unasked} "
-                "(java -XX:+DumpPerfMapAtExit writes them at the end)"
+                "(java -XX:+UnlockDiagnosticVMOptions -XX:+DumpPerfMapAtExit writes them at the end)"
             )
             self._unasked = 0
 
