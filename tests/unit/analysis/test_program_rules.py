@@ -43,6 +43,11 @@ def test_functions_of_programs_name_the_wait(wait_class: str, idle: str, frames:
     assert judged(profile_of(*stack(frames))) == (wait_class, idle == "idle")
 
 
+def test_the_jvm_names_its_own_threads() -> None:
+    assert judged(profile_of("JVM_Sleep", "pthread_cond_timedwait", *FUTEX, comm="Keep-Alive-Time")) == ("lock", True)
+    assert judged(profile_of("JVM_Sleep", "pthread_cond_timedwait", *FUTEX, comm="main")) == ("sleep", False)
+
+
 def test_conditions_on_callers_are_those_of_the_rule_alone() -> None:
     classes = {"one": "network", "two": "pipe"}.items()
     rules = tuple(ProgramRule("p", name, frames="take", callers=name, wait_class=label) for name, label in classes)
