@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tell which waits count as causes in the verdict. Waits of idle threads do not.
 
-Nor do waits for the next piece of work, for the end of another recorded thread or process, and for the output of a
-recorded child: they last as long as the work, thread or child, whose time counts itself. Nor do naps: sleeps of a
-thread that does nothing else while other threads work, and for which other threads hardly wait; but not of a thread
-that begins and ends in less than half of the recording, since it may serve a single request. In a recording of the
-whole machine, threads that hardly did anything but sleep or wait for data are idle, too."""
+Nor do waits for the next piece of work (also for what had not come when another thread ended the process), for the end
+of another recorded thread or process, and for the output of a recorded child: they last as long as the work, thread or
+child, whose time counts itself. Nor do naps: sleeps of a thread that does nothing else while other threads work, and
+for which other threads hardly wait; but not of a thread that begins and ends in less than half of the recording, since
+it may serve a single request. In a recording of the whole machine, threads that hardly did anything but sleep or wait
+for data are idle, too."""
 
 import re
 from typing import Final
@@ -31,6 +32,7 @@ _PASSIVE: Final = [
 """Classes of waits that do not show that their thread does anything, in a recording of the whole machine."""
 _PASSIVE_PERCENT, _NAPPING_PERCENT = 99, 90
 _AWAITED_PART: Final = 10
+_EXIT_NS: Final = 50 * 10**6  # most time from the wake-up of a thread that exits to the end of its process
 _GENERATIONS: Final = 4
 """Most generations from a process that reads a pipe to a descendant that writes into it: `$(a | b)` in a shell."""
 
@@ -39,22 +41,43 @@ def kinds_of(profile: Profile, chosen: Bool, subject: Profile, waits: Waits) -> 
     """Return int64[waits]: the Kind of each wait. `profile`: all samples of the threads. `chosen`: bool[samples], the
     waits. `subject`: the profile with these samples. `waits`: `classify(subject)`."""
     samples = subject.samples
+    waits_for_work = waits.for_work | _broken_off(subject)
     for_work = np.zeros(len(chosen), np.bool_)
-    for_work[chosen] = waits.for_work
-    idle = of_idle_threads(profile, for_work)[chosen] & _of_passive_threads(profile, subject, waits.for_work)
+    for_work[chosen] = waits_for_work
+    idle = of_idle_threads(profile, for_work)[chosen] & _of_passive_threads(profile, subject, waits_for_work)
     if is_of_machine(profile.meta):
         through = samples.has(SampleFlag.BEGAN_BEFORE) & samples.has(SampleFlag.STILL_BLOCKED)
         timed_out = (waits.wait_class == WaitClass.LOCK) & samples.has(SampleFlag.WAKER_INTERRUPT)
-        passive = waits.for_work | through | timed_out | np.isin(waits.wait_class, _PASSIVE)
+        passive = waits_for_work | through | timed_out | np.isin(waits.wait_class, _PASSIVE)
         idle |= _of_passive_threads(profile, subject, passive)
     recorded = np.append(samples.tid, profile.budget.tid)
     by_thread = (samples.waker_tid >= 0) & ~samples.has(SampleFlag.WAKER_INTERRUPT)
     by_recorded = by_thread & is_one_of(samples.waker_tid, recorded)
     elsewhere = (waits.wait_class == WaitClass.CHILD) & (by_recorded | ~by_thread)
     for_child = (waits.wait_class == WaitClass.PIPE) & by_recorded & _by_descendants(subject)
-    elsewhere |= for_child | waits.for_work
+    elsewhere |= for_child | waits_for_work
     elsewhere |= ~idle & _naps(profile, subject, waits, idle | elsewhere, ~idle | for_child, for_child)
     return np.where(idle, Kind.IDLE, np.where(elsewhere, Kind.ELSEWHERE, Kind.COUNTED))
+
+
+def _broken_off(subject: Profile) -> Bool:
+    """Return bool[waits]: True for waits that the exit of their process broke off: another thread of it ended the wait,
+    thread and process exit within _EXIT_NS, and the thread ends no wait before (pthread_join())."""
+    samples, tasks = subject.samples, subject.tasks
+    end_ns = np.append(tasks.end_ns, np.int64(-1))
+    of_thread, of_process = (
+        end_ns[rows_at(tasks.tid, tasks.begin_ns, ids, samples.time_ns)] for ids in (samples.tid, samples.pid)
+    )
+    is_last = (of_thread >= samples.time_ns) & (np.maximum(of_thread, of_process) - samples.time_ns <= _EXIT_NS)
+    by_own = (samples.waker_pid == samples.pid) & (samples.waker_tid != samples.tid)
+    broken: Bool = is_last & (of_process >= 0) & by_own & ~samples.has(SampleFlag.WAKER_INTERRUPT)
+    rows = np.flatnonzero(broken)
+    first, thread_of = group(np.append(samples.tid[rows], samples.waker_tid))
+    waiting, waker = thread_of[: len(rows)], thread_of[len(rows) :]
+    last_wake = np.zeros(len(first), np.int64)
+    np.maximum.at(last_wake, waker, samples.time_ns)
+    broken[rows] = last_wake[waiting] < samples.time_ns[rows]
+    return broken
 
 
 def is_of_machine(meta: Meta) -> bool:

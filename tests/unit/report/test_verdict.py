@@ -126,6 +126,15 @@ def test_sleeps_of_a_brief_thread_are_no_naps(begin: int, end: int, first: str) 
     assert verdict_of(builder).causes[0].wait_class == first
 
 
+@pytest.mark.parametrize(("waker", "end", "first"), [(1, 210, "network"), (1, 900, "lock"), (9, 210, "lock")])
+def test_waits_that_the_exit_of_the_process_broke_off_do_not_count(waker: int, end: int, first: str) -> None:
+    builder = ProfileBuilder(tasks=[(1, 1, 0, end * MS), (2, 1, 0, 200 * MS)])
+    builder.sample("main", ["main", kernel("tcp_recvmsg")], 90 * MS, tid=1, pid=1, state=1)
+    columns: dict[str, Any] = {"time_ns": 199 * MS, "waker_tid": waker, "waker_pid": waker}
+    builder.sample("daemon", ["main", "pthread_mutex_lock", *FUTEX], 180 * MS, tid=2, pid=1, state=1, **columns)
+    assert verdict_of(builder).causes[0].wait_class == first
+
+
 def test_sleeps_of_a_child_whose_output_is_awaited_are_no_naps() -> None:
     builder = ProfileBuilder(tasks=[(2, 2, 0, -1, 1)])
     pipe = builder.thing("unix socket", ObjectKind.SOCKET, protocol="unix", connected=True, inward=True)
