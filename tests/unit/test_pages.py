@@ -133,7 +133,8 @@ def rules_list() -> str:
     for rule in built_in_rules():
         frames, callers = (code(names) for names in (rule.frames, rule.callers))
         frames = f"{frames} called by {callers}" if callers else frames
-        idle = {True: "idle", False: "", None: "idle by who ends it"}[rule.for_work]
+        unended = "idle if unended" * rule.unended_for_work
+        idle = {True: "idle", False: unended, None: "idle by who ends it"}[rule.for_work]
         wait_class = f"`{rule.wait_class}`" if rule.wait_class else ""
         said = " ".join(filter(None, (wait_class, idle)))
         rows.append(f"{rule.program}, {rule.meaning}: {frames}" + (f" → {said}" if said else ""))

@@ -84,14 +84,15 @@ def classify(profile: Profile) -> Waits:
     by_comm = np.array([programs.by_comm(evidence.rules) for evidence in evidences], np.bool_)
     comm = np.where(by_comm[evidence_of], samples.comm, np.uint32(0))
     facts = (evidence_of, samples.syscall, samples.state, preempted, throttled, profile.is_offcpu(), comm)
-    columns = (*facts, object_codes(profile), np.append(profile.objects.facts, np.uint16(0))[samples.object])
+    object_facts = np.append(profile.objects.facts, np.uint16(0))[samples.object]
+    columns = (*facts, object_codes(profile), object_facts, samples.object >= 0)
     first, group_of = group(*columns)
     classes, syscalls = np.empty(len(first), np.uint8), np.empty(len(first), np.int32)
     purpose, ruled = np.zeros(len(first), np.int32), np.full(len(first), _NONE, np.int32)
     names, purposes = {"": 0}, {"": 0}
     rows = zip(*(column[first].tolist() for column in columns), strict=True)
     for index, values in enumerate(rows):
-        row, number, state, was_preempted, was_throttled, is_wait, of_comm, thing, object_fact = values
+        row, number, state, was_preempted, was_throttled, is_wait, of_comm, thing, object_fact, has_object = values
         evidence = evidences[row]
         name = judge.syscall(evidence, number)
         syscalls[index] = names.setdefault(name, len(names))
@@ -105,8 +106,9 @@ def classify(profile: Profile) -> Waits:
             wait_class = BY_LABEL[rule.wait_class]
         if rule:
             ruled[index] = programs.rules.index(rule)
+            unended = rule.unended_for_work and has_object and not object_fact & (_ENDERS | ObjectFact.SHARED)
             if rule.for_work is not None:
-                work = f"{rule.program}: {rule.meaning}" if rule.for_work else ""
+                work = f"{rule.program}: {rule.meaning}" if rule.for_work or unended else ""
         classes[index] = wait_class
         purpose[index] = purposes.setdefault(work, len(purposes))
     found_class, purpose = like_single_waits(profile, classes[group_of], purpose[group_of], ruled[group_of] == _NONE)

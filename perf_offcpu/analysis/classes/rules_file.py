@@ -7,6 +7,7 @@ import os
 import re
 from typing import Any
 
+from perf_offcpu.analysis.classes.program_rules import UNENDED
 from perf_offcpu.analysis.classes.wait_classes import BY_LABEL
 from perf_offcpu.errors import UsageError
 from perf_offcpu.files import read_regular
@@ -61,12 +62,13 @@ def _rule(row: Any, where: str) -> ProgramRule:
     if len(values["class"].split()) > 1:
         raise UsageError(f"{where}: class: more than one")
     idle = row.get("idle")
-    if idle is not None and not isinstance(idle, bool):
+    if idle is not None and idle != UNENDED and not isinstance(idle, bool):
         raise UsageError(f"{where}: idle is neither true nor false")
     if not values["class"] and idle is None:
         raise UsageError(f"{where} says neither class nor idle")
     wait_class = values.pop("class").strip()
-    return ProgramRule(**values, wait_class=wait_class, for_work=idle)
+    for_work = False if idle == UNENDED else idle
+    return ProgramRule(**values, wait_class=wait_class, for_work=for_work, unended_for_work=idle == UNENDED)
 
 
 def _words(value: Any, where: str) -> str:

@@ -20,7 +20,7 @@ from perf_offcpu.analysis.classes.rules_file import parse_rules, usual_rules
 from perf_offcpu.analysis.classes.wait_classes import CLASSES, WaitClass, matches
 from perf_offcpu.analysis.selection.select import Selection, select_samples
 from perf_offcpu.errors import UsageError
-from perf_offcpu.model.profile import Profile, ProgramRule
+from perf_offcpu.model.profile import ObjectFact, Profile, ProgramRule
 from perf_offcpu.text import SYMBOL_SUFFIX
 
 S, D = 1, 2
@@ -46,6 +46,14 @@ def test_functions_of_programs_name_the_wait(wait_class: str, idle: str, frames:
 def test_the_jvm_names_its_own_threads() -> None:
     assert judged(profile_of("JVM_Sleep", "pthread_cond_timedwait", *FUTEX, comm="Keep-Alive-Time")) == ("lock", True)
     assert judged(profile_of("JVM_Sleep", "pthread_cond_timedwait", *FUTEX, comm="main")) == ("sleep", False)
+
+
+@pytest.mark.parametrize(("facts", "idle"), [(None, False), (0, True), (ObjectFact.BY_OTHERS, False)])
+def test_an_event_that_no_thread_sets_is_idle(facts: int | None, idle: bool) -> None:
+    builder = ProfileBuilder(meta={"arch": "x86_64"})
+    thing = -1 if facts is None else builder.thing("semaphore", facts=facts)
+    builder.sample("a", ["Event.wait (threading.py)", "sem_clockwait", *FUTEX], 1000, state=S, object=thing)
+    assert judged(builder.build()) == ("lock", idle)
 
 
 def test_conditions_on_callers_are_those_of_the_rule_alone() -> None:
