@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from builders.examples import examples
 from builders.sources import dotted
 
 PACKAGE = Path(__file__).resolve().parents[2] / "perf_offcpu"
@@ -145,13 +146,7 @@ def test_files_are_used_through_the_door_or_with_a_reason() -> None:
     assert not wrong, "use perf_offcpu.files or directories, or say why not in a comment: # direct: WHY"
 
 
-@pytest.mark.parametrize("line", [
-    "open(path)", "os.open(path, os.O_RDONLY)", "os.replace(a, b)", "os.path.realpath(path)",
-    "Path(path).read_bytes()", "path.unlink(missing_ok=True)", "(directory / 'x').exists()",
-    "shutil.rmtree(path)", "tempfile.mkdtemp()", "Path(path).replace(other)",
-    "open(f'/proc/{pid}/root/{name}')", "open(f'/proc/{pid}/{rest}')", "os.readlink('/proc/self/exe')",
-    "PROC = Path('/proc'); (PROC / name / 'root').stat()", "tarfile.open(path)", "from os import rename",
-])  # fmt: skip
+@pytest.mark.parametrize(("line",), examples("unit/examples.txt", "direct uses of files"))
 def test_the_test_sees_a_direct_use(line: str) -> None:
     assert len(unexplained(line)) == 1
     assert unexplained(f"{line}  # direct: a file of the package itself") == []
@@ -159,9 +154,6 @@ def test_the_test_sees_a_direct_use(line: str) -> None:
     assert len(unexplained(f"{line}  # direct: no")) == 1
 
 
-@pytest.mark.parametrize("line", [
-    "text.replace('a', 'b')", "os.close(fd)", "directory.names()", "os.fstat(fd)", "open(fd)",
-    "open(f'/proc/{pid}/maps')", "os.open(os.devnull, os.O_RDONLY)", "tempfile.TemporaryFile()",
-])  # fmt: skip
+@pytest.mark.parametrize(("line",), examples("unit/examples.txt", "other uses of files"))
 def test_other_calls_need_no_reason(line: str) -> None:
     assert unexplained(line) == []

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from builders.examples import examples
 from builders.sources import dotted
 
 from perf_offcpu.environment import ALLOWED, FOLLOWED
@@ -118,32 +119,12 @@ def test_every_process_gets_a_chosen_environment() -> None:
     assert {env for env in given.values() if not env.startswith("child_environment(")} == {"{}"}
 
 
-@pytest.mark.parametrize(("source", "name"), [
-    ("import subprocess\nsubprocess.run(['true'])", "subprocess.run"),
-    ("from subprocess import Popen", "subprocess.Popen"), ("start = subprocess.Popen", "subprocess.Popen"),
-    ("os.fork()", "os.fork"), ("os.execve(path, argv, {})", "os.execve"),
-    ("os.posix_spawn(path, argv, {})", "os.posix_spawn"), ("from os import system", "os.system"),
-    ("os.setuid(0)", "os.setuid"), ("os.setresgid(0, 0, 0)", "os.setresgid"), ("os.seteuid(0)", "os.seteuid"),
-    ("os.setns(fd)", "os.setns"), ("os.killpg(pid, 9)", "os.killpg"),
-    ("import multiprocessing.pool", "import multiprocessing.pool"),
-    ("from multiprocessing import Process", "import multiprocessing"),
-    ("from concurrent.futures import ProcessPoolExecutor", PROCESS_POOL),
-    ("ctypes.CDLL(None).mount(a, b, c, 0, None)", "libc.mount"),
-    ("lib = ctypes.CDLL(None, use_errno=True)\nlib.syscall(321)", "libc.syscall"),
-    ("_LIB = ctypes.CDLL('libc.so.6')\ncall = _LIB.capset", "libc.capset"),
-    ("ctypes.pythonapi.PyRun_SimpleString(b'')", "libc.PyRun_SimpleString"), ("from ctypes import CDLL", "ctypes.CDLL"),
-    ("resource.setrlimit(resource.RLIMIT_AS, (1, 1))", "resource.setrlimit"),
-    ("importlib.import_module(name)", "importlib.import_module"), ("import subprocess as other", "subprocess as other"),
-    ("eval(text)", "eval"),
-])  # fmt: skip
+@pytest.mark.parametrize(("source", "name"), examples("unit/examples.txt", "privileged calls"))
 def test_the_test_sees_a_call(source: str, name: str) -> None:
-    assert found_in(source) == {name}
+    assert found_in(source.replace(" ⏎ ", "\n")) == {name}
 
 
-@pytest.mark.parametrize("source", [
-    "re.compile('x')", "spaces.exec(pid, time_ns)", "os.close(fd)", "os.getuid()", "subprocess.PIPE",
-    "signal.signal(1, handler)", "from concurrent.futures import Future", "ctypes.sizeof(attr)",
-])  # fmt: skip
+@pytest.mark.parametrize(("source",), examples("unit/examples.txt", "other calls"))
 def test_other_calls_need_no_row(source: str) -> None:
     assert found_in(source) == set()
 

@@ -16,26 +16,17 @@ from perf_offcpu import text
 from perf_offcpu.errors import UsageError
 from perf_offcpu.units import parse_size, parse_time, size_bytes, time_ns
 
-S = 10**9
+
+@pytest.mark.parametrize(("text", "ns"), examples("unit/examples.txt", "times"))
+def test_times(text: str, ns: str) -> None:
+    assert time_ns(text, "ms") == int(ns)
+    assert time_ns(text) == (int(ns) if text[-1].isalpha() else None), "without a unit there must be a suffix"
 
 
-@pytest.mark.parametrize(("text", "ns"), [
-    *(("5", 5_000_000), ("0.3ms", 300_000), ("250us", 250_000), ("1.5s", 1_500_000_000), ("7ns", 7)),
-    *(("0", 0), (".5", 500_000), ("2.", 2_000_000), ("5m", 300 * S), ("1h", 3600 * S), ("1d", 86400 * S)),
-    *(("2w", 14 * 86400 * S), ("0.0000019", 1), ("999999999999999d", 999999999999999 * 86400 * S)),
-])  # fmt: skip
-def test_times(text: str, ns: int) -> None:
-    assert time_ns(text, "ms") == ns
-    assert time_ns(text) == (ns if text[-1].isalpha() else None), "without a unit there must be a suffix"
-
-
-@pytest.mark.parametrize(("text", "size"), [
-    *(("3", 3 * 4096), ("7B", 7), ("512K", 512 << 10), ("1.5G", 3 << 29), ("2T", 2 << 40)),
-    *(("4m", 4 << 20), ("100MB", 100 << 20), ("100MiB", 100 << 20), ("0", 0)),
-])  # fmt: skip
-def test_sizes(text: str, size: int) -> None:
-    assert size_bytes(text, 4096) == size
-    assert size_bytes(text, 0) == (size if text[-1].isalpha() else None)
+@pytest.mark.parametrize(("text", "size"), examples("unit/examples.txt", "sizes"))
+def test_sizes(text: str, size: str) -> None:
+    assert size_bytes(text, 4096) == int(size)
+    assert size_bytes(text, 0) == (int(size) if text[-1].isalpha() else None)
 
 
 @pytest.mark.parametrize("text", [
@@ -84,30 +75,17 @@ def test_printable_text_drives_nothing(raw: str) -> None:
     assert not {"RLO", "LRO", "RLE", "LRE", "RLI", "LRI", "FSI"} & {unicodedata.bidirectional(c) for c in shown}
 
 
-@pytest.mark.parametrize(("symbol", "dso", "address", "label"), [
-    ("main", "/bin/x", None, "main"), ("main", "/bin/x", 16, "main"), ("", "/usr/lib/libc.so.6", None, "[libc.so.6]"),
-    ("", "/usr/lib/libc.so.6", 0x1F3A, "[libc.so.6 <1f3a>]"), ("", "[vdso]", None, "[vdso]"),
-    ("", "[vdso]", 16, "[vdso <10>]"), ("", "[kernel.kallsyms]", None, "[kernel.kallsyms]"),
-    ("", "//anon", None, "[anon]"), ("", "/memfd:jit (deleted)", None, "[memfd:jit (deleted)]"),
-    ("", "[JIT] tid 17", None, "[[JIT] tid 17]"), ("", "/ends/in/", None, "[unknown]"), ("", "", None, text.UNKNOWN),
-    ("", "", 255, "[unknown <ff>]"),
-])  # fmt: skip
-def test_frame_label(symbol: str, dso: str, address: int | None, label: str) -> None:
-    assert text.frame_label(symbol, dso, address) == label
+@pytest.mark.parametrize(("symbol", "dso", "address", "label"), examples("unit/examples.txt", "frame labels"))
+def test_frame_label(symbol: str, dso: str, address: str, label: str) -> None:
+    assert text.frame_label(symbol, dso, int(address, 16) if address else None) == label
 
 
-@pytest.mark.parametrize(("comm", "pid", "tid", "label"), [
-    ("sh", None, None, "sh"), ("sh", 7, None, "sh-7"), ("sh", 7, 8, "sh-7/8"), ("sh", -1, 8, "sh-?/8"),
-    ("sh", -1, None, "sh-?"), ("", 7, None, "[unknown]-7"),
-])  # fmt: skip
-def test_thread_label(comm: str, pid: int | None, tid: int | None, label: str) -> None:
-    assert text.thread_label(comm, pid, tid) == label
+@pytest.mark.parametrize(("comm", "pid", "tid", "label"), examples("unit/examples.txt", "thread labels"))
+def test_thread_label(comm: str, pid: str, tid: str, label: str) -> None:
+    assert text.thread_label(comm, *(int(id_) if id_ else None for id_ in (pid, tid))) == label
 
 
-@pytest.mark.parametrize(("label", "field"), [
-    ("a;b", "a:b"), ("operator 5", "operator_5"), ("f 1 2.", "f 1_2."), ("g(int) 1.5", "g(int)_1.5"),
-    ("v8 5x", "v8 5x"), ("7", "7"),
-])  # fmt: skip
+@pytest.mark.parametrize(("label", "field"), examples("unit/examples.txt", "folded fields"))
 def test_folded_field(label: str, field: str) -> None:
     assert text.folded_field(label) == field
 
