@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from builders.examples import examples
 
 from perf_offcpu import cli
 from perf_offcpu.commands.shared.parsers import VERBS
@@ -99,28 +100,15 @@ def test_ctrl_c_is_quiet(verb: Callable[[Run], None], capsys: pytest.CaptureFixt
     assert capsys.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(("argv", "message"), [
-    (["fake", "--number", "x"], "perf-offcpu fake: argument --number: invalid int value: 'x'"),
-    (["fake", "--numb", "1"], "perf-offcpu fake: unrecognized arguments: --numb 1"),
-    (["fake", "stray"], "perf-offcpu fake: unrecognized arguments: stray"),
-    (["nosuch"], "perf-offcpu: 'nosuch' is not a verb of perf-offcpu"),
-    (["recrod", "-a"], "perf-offcpu: 'recrod' is not a verb of perf-offcpu (did you mean record? see"),
-    (["fake", "--nubmer=1"], "perf-offcpu fake: unrecognized arguments: --nubmer=1 (did you mean --number? "),
-    (
-        ["convert", "--flamgraph"],
-        f"perf-offcpu convert: one of the arguments {' '.join(f'--{name}' for name in FORMATS)} --parquet is required "
-        "(did you mean --flamegraph? ",
-    ),
-    (["--nosuch"], "perf-offcpu: unrecognized arguments: --nosuch"),
-    (["--nosuch", "fake"], "perf-offcpu fake: unrecognized arguments: --nosuch"),
-])  # fmt: skip
-def test_wrong_usage(
-    verb: Callable[[Run], None], capsys: pytest.CaptureFixture[str], argv: list[str], message: str
-) -> None:
+@pytest.mark.parametrize(("words", "message"), examples("unit/sentences.txt", "usage"))
+def test_wrong_usage(verb: Callable[[Run], None], capsys: pytest.CaptureFixture[str], words: str, message: str) -> None:
     verb(lambda args: 0)
-    assert cli.main(argv) == 129
+    assert cli.main(words.split()) == 129
+    formats = " ".join(f"--{name}" for name in FORMATS)
     out, err = capsys.readouterr()
-    assert out == "" and err.startswith(message) and err.count("\n") == 1 and "--help" in err
+    assert (
+        out == "" and err.startswith(message.replace("FORMATS", formats)) and err.count("\n") == 1 and "--help" in err
+    )
 
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:

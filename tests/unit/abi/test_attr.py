@@ -6,6 +6,7 @@ import re
 import subprocess
 
 import pytest
+from builders.examples import examples
 
 from perf_offcpu.abi.attr import Attr, AttrFlag, ReadFormat, SampleType, unpack_attr
 from perf_offcpu.abi.machine import MACHINES, arch_of_registers
@@ -85,16 +86,10 @@ def test_names_of_32_bit_programs() -> None:
     assert {name: names[X32_BIT | int(number)] for name, number in x32} == {name: name for name, _ in x32}
 
 
-@pytest.mark.parametrize(("arch", "number", "name"), [
-    ("x86_64", 0, "read"), ("x86_64", 230, "clock_nanosleep"), ("x86_64", 336, "uprobe"),
-    ("x86_64", 469, "file_setattr"), ("x86_64", 470, "listns"), ("aarch64", 471, "rseq_slice_yield"),
-    ("amd64", 202, "futex"), ("i686", 240, "futex"), ("i386", 407, "clock_nanosleep_time64"), ("aarch64", 63, "read"),
-    ("arm64", 98, "futex"), ("riscv64", 22, "epoll_pwait"), ("loongarch64", 115, "clock_nanosleep"),
-    ("armv7l", 168, "poll"), ("s390x", 249, "epoll_create"), ("ppc64le", 221, "futex"), ("ppc64", 449, "futex_waitv"),
-    ("x86_64", COMPAT_BIT | 3, "read"), ("aarch64", COMPAT_BIT | 407, "clock_nanosleep_time64"),
-])  # fmt: skip
-def test_known_numbers(arch: str, number: int, name: str) -> None:
-    assert syscall_names(arch)[number] == name
+@pytest.mark.parametrize(("arch", "number", "name"), examples("unit/examples.txt", "system calls"))
+def test_known_numbers(arch: str, number: str, name: str) -> None:
+    mode, _, digits = number.rpartition(" ")
+    assert syscall_names(arch)[int(digits) | (COMPAT_BIT if mode else 0)] == name
 
 
 def test_what_is_not_there() -> None:

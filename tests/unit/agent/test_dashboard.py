@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from builders.examples import examples
 from jsonschema import Draft202012Validator
 
 from perf_offcpu.agent.metrics import METRICS, PREFIX
@@ -95,19 +96,11 @@ def test_fits_the_schema_of_kubernetes(document: dict[str, Any]) -> None:
     assert faults(document) == []
 
 
-@pytest.mark.parametrize(("place", "name", "value", "fault"), [
-    ("spec.template.spec", "hostPid", True, "hostPid"),
-    ("spec.template.spec", "hostPID", "true", "not of type 'boolean'"),
-    ("spec.template.spec.containers.0.securityContext", "capability", {}, "capability"),
-    ("spec.template.spec.containers.0.securityContext.capabilities", "add", "BPF", "not of type 'array'"),
-    ("spec.template.spec.containers.0.volumeMounts.0", "readonly", True, "readonly"),
-    ("spec.template.spec.volumes.0.hostPath", "path", None, "None is not of type 'string'"),
-    ("spec.template.spec", "containers", {}, "not of type 'array'"),
-])  # fmt: skip
-def test_mistakes_are_found(place: str, name: str, value: object, fault: str) -> None:
+@pytest.mark.parametrize(("place", "name", "value", "fault"), examples("unit/examples.txt", "daemonset"))
+def test_mistakes_are_found(place: str, name: str, value: str, fault: str) -> None:
     document: Any = copy.deepcopy(DAEMONSET)
     part = document
     for step in place.split("."):
         part = part[int(step) if step.isdigit() else step]
-    part[name] = value
+    part[name] = json.loads(value)
     assert len(faults(document)) == 1 and fault in faults(document)[0]

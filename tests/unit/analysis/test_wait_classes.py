@@ -123,7 +123,7 @@ def test_rows_are_whole() -> None:
         ClassRow("without a colour")  # type: ignore[call-arg]
 
 
-READ, WRITE, POLL, IOCTL, FUTEX, RECV, FSYNC, FLOCK, EPOLL = 0, 1, 7, 16, 202, 45, 74, 73, 232
+READ, WRITE, POLL, IOCTL, FUTEX, EPOLL = 0, 1, 7, 16, 202, 232
 SUM = SampleFlag.AGGREGATED
 
 
@@ -139,29 +139,21 @@ def judged(
     return WaitClass(waits.wait_class[0]).label, bool(waits.for_work[0])
 
 
-@pytest.mark.parametrize(("kind", "protocol", "label"), [
-    (K.SOCKET, "tcp", "network"), (K.SOCKET, "netlink", "network"), (K.SOCKET, "unix", "pipe"),
-    (K.PIPE, "", "pipe"), (K.FILE, "", "disk"), (K.CHARACTER, "", "other"), (K.UNKNOWN, "", "other"),
-])  # fmt: skip
-def test_a_read_without_kernel_functions_has_the_class_of_its_object(kind: K, protocol: str, label: str) -> None:
-    assert judged(READ, kind, protocol=protocol) == (label, False)
-    assert judged(IOCTL, kind, protocol=protocol) == (label, False)
+@pytest.mark.parametrize(("kind", "protocol", "label"), examples("unit/analysis/examples.txt", "reads"))
+def test_a_read_without_kernel_functions_has_the_class_of_its_object(kind: str, protocol: str, label: str) -> None:
+    assert judged(READ, K[kind], protocol=protocol) == (label, False)
+    assert judged(IOCTL, K[kind], protocol=protocol) == (label, False)
     # functions of the kernel say more
-    assert judged(WRITE, kind, path=("main", kernel("ksys_write"), kernel("__mutex_lock")), state=D) == ("lock", False)
-    assert judged(READ, kind, path=("main", kernel("exc_page_fault")), state=D) == ("fault", False)
+    assert judged(WRITE, K[kind], path=("main", kernel("ksys_write"), kernel("__mutex_lock")), state=D) == (
+        "lock",
+        False,
+    )
+    assert judged(READ, K[kind], path=("main", kernel("exc_page_fault")), state=D) == ("fault", False)
 
 
-@pytest.mark.parametrize(("syscall", "kind", "protocol", "label"), [
-    (RECV, K.SOCKET, "unix", "pipe"),
-    (RECV, K.SOCKET, "tcp", "network"),
-    (FLOCK, K.FILE, "", "lock"),  # the system call says more
-    (FSYNC, K.FILE, "", "disk"),
-    (FUTEX, K.FUTEX, "", "lock"),
-    (POLL, K.DESCRIPTORS, "", "poll"),
-    (EPOLL, K.ANONYMOUS, "", "poll"),
-])  # fmt: skip
-def test_system_calls_with_a_purpose(syscall: int, kind: K, protocol: str, label: str) -> None:
-    assert judged(syscall, kind, protocol=protocol)[0] == label
+@pytest.mark.parametrize(("syscall", "kind", "protocol", "label"), examples("unit/analysis/examples.txt", "calls"))
+def test_system_calls_with_a_purpose(syscall: str, kind: str, protocol: str, label: str) -> None:
+    assert judged(syscall_number(syscall, "x86_64"), K[kind], protocol=protocol)[0] == label
 
 
 POLLING = ("main", kernel("do_syscall_64"), kernel("do_sys_poll"), kernel("schedule_timeout"))
@@ -241,35 +233,16 @@ def test_of_several_classes_the_most_frequent_counts_and_waits_for_a_cpu_do_not(
     assert classes_of(builder.build())[-2:] == ["pipe", "disk"], "a sum with a class keeps it"
 
 
-GLIBC_2_41 = (
-    *("pthread_cond_wait", "__pthread_cond_wait_common", "__futex_abstimed_wait_cancelable64"),
-    *(
-        "__futex_abstimed_wait_common",
-        "__futex_abstimed_wait_common64",
-        "__syscall_cancel",
-        "__internal_syscall_cancel",
-    ),
-)
-CONDITION, SEMAPHORE, MUTEX = ("pthread_cond_wait",), ("sem_wait", "[libc]"), ("pthread_mutex_lock",)
-
-
-@pytest.mark.parametrize(("wrapper", "facts", "for_work"), [
-    (CONDITION, 0, True), (CONDITION, F.BY_OTHERS, True), (CONDITION, F.BY_PEERS | F.SEVERAL, False),
-    (GLIBC_2_41, 0, True),
-    (CONDITION, F.BY_PEERS | F.BY_OTHERS, True), (CONDITION, F.BY_STRANGERS, True), (SEMAPHORE, 0, True),
-    (SEMAPHORE, F.SHARED, False), (SEMAPHORE, F.SHARED | F.BY_OTHERS, True), (SEMAPHORE, F.BY_STRANGERS, False),
-    (SEMAPHORE, F.BY_PEERS | F.BY_OTHERS, False), (MUTEX, F.BY_OTHERS | F.SEVERAL, False),
-    (CONDITION, F.BY_OTHERS | F.CIRCLE, False), (SEMAPHORE, F.BY_OTHERS | F.CIRCLE, False),
-    ((), F.BY_OTHERS | F.SEVERAL, True), ((), F.BY_OTHERS, False), ((), F.BY_PEERS | F.SEVERAL, False),
-])  # fmt: skip
-def test_who_ends_waits_tells_a_queue_of_work_from_a_lock(wrapper: tuple[str, ...], facts: int, for_work: bool) -> None:
+@pytest.mark.parametrize(("facts", "for_work", "wrapper"), examples("unit/analysis/examples.txt", "futexes"))
+def test_who_ends_waits_tells_a_queue_of_work_from_a_lock(facts: str, for_work: str, wrapper: str) -> None:
     builder = ProfileBuilder(meta={"arch": "x86_64"})
-    path, thing = ["main", *wrapper], builder.thing("x", facts=facts)
+    path = ["main", *filter(None, wrapper.split(";"))]
+    thing = builder.thing("x", facts=sum(F[name] for name in facts.split("|") if name))
     builder.sample("a", path, 5, syscall=FUTEX, state=S, object=thing)
     builder.sample("a", path, 1, syscall=FUTEX, state=S, flags=SUM)  # without an object: as the other
     waits = classify(builder.build())
-    assert waits.for_work.tolist() == [for_work] * 2
-    assert bool(waits.purposes[waits.purpose[0]]) is for_work, "a reason, for people"
+    assert waits.for_work.tolist() == [bool(for_work)] * 2
+    assert bool(waits.purposes[waits.purpose[0]]) is bool(for_work), "a reason, for people"
     assert classes_of(builder.build()) == ["lock"] * 2
 
 

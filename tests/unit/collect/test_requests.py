@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from builders.examples import examples
 
 from perf_offcpu import losses
 from perf_offcpu.abi.counters import COUNTERS, EVENT_ID, MAGIC
@@ -109,17 +110,15 @@ class Pausing(Session):
         return self.steps.count("wait") > 2
 
 
-@pytest.mark.parametrize(("commands", "rotation", "steps"), [
-    ("snapshot\n", Rotation(), ["leave", "wait", "wait", "wait"]), ("enable\n", Rotation(), ["go on"]),
-    ("snapshot\nenable\n", Rotation(), ["leave", "go on"]), ("stop\n", Rotation(), []),
-    ("", Rotation(), ["wait", "drain", "wait", "drain", "wait"]),
-    ("", Rotation(size_bytes=50), ["leave", "wait", "wait", "wait"]),
-    ("", Rotation(seconds=2), ["wait", "drain", "wait", "drain", "wait"]),
-])  # fmt: skip
-def test_commands_that_come_with_disable_need_no_wait(commands: str, rotation: Rotation, steps: list[str]) -> None:
-    session: Any = Pausing(commands, rotation)
+@pytest.mark.parametrize(("commands", "rotation", "steps"), examples("unit/collect/examples.txt", "pauses"))
+def test_commands_that_come_with_disable_need_no_wait(commands: str, rotation: str, steps: str) -> None:
+    session: Any = Pausing("".join(f"{command}\n" for command in commands.split()), parse_rotation(rotation))
     went_on = session._pause(None)
-    assert session.steps == ["Events disabled", *steps, *(["Events enabled"] if went_on else [])]
+    assert session.steps == [
+        "Events disabled",
+        *filter(None, steps.split(", ")),
+        *(["Events enabled"] if went_on else []),
+    ]
     assert went_on == ("go on" in steps) == (not session.paused)
 
 

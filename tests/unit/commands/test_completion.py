@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from builders import program
+from builders.examples import examples
 from builders.refused import output, refused
 
 from perf_offcpu.cli import main
@@ -74,13 +75,9 @@ def test_options_without_effect(capsys: pytest.CaptureFixture[str]) -> None:
         assert output(capsys, "report", *FILE, *words.split()) == usual, words
 
 
-@pytest.mark.parametrize(("verb", "words", "same"), [
-    ("report", "-g graph,callee", "-g callee"), ("report", "--no-call-graph", "-g none"),
-    ("report", "-c reader", "--comm reader"), ("report", "--comms=reader,writer", "--comm reader,writer"),
-    ("report", "-C 0", "--cpu 0"), ("script", "-c reader -v", "--comm reader"), ("script", "-C 1", "--cpu 1"),
-])  # fmt: skip
-def test_other_names(verb: str, words: str, same: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert output(capsys, verb, *FILE, *words.split()) == output(capsys, verb, *FILE, *same.split())
+@pytest.mark.parametrize(("words", "same"), examples("unit/examples.txt", "other names"))
+def test_other_names(words: str, same: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert output(capsys, *words.split(), *FILE) == output(capsys, *same.split(), *FILE)
 
 
 @pytest.mark.parametrize(("words", "part"), [
@@ -90,10 +87,6 @@ def test_pipes_as_input_and_output(words: str, part: str) -> None:
     assert part in program.run(*words.split(), stdin=DATA / "direct.data").stdout
 
 
-@pytest.mark.parametrize(("line", "sentence"), [
-    (f"report {DATA / 'atend.data'}", "atend.data: name the recording with -i"),
-    ("script -s x.py", "unrecognized arguments: -s x.py"), ("report -g nonsense", "invalid choice: 'nonsense'"),
-    ("evlist", "'evlist' is not a verb of perf-offcpu"),
-])  # fmt: skip
+@pytest.mark.parametrize(("line", "sentence"), examples("unit/sentences.txt", "perf"))
 def test_what_does_not_exist_here(line: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert sentence in refused(capsys, *line.split())
+    assert sentence in refused(capsys, *line.replace("DATA", str(DATA)).split())

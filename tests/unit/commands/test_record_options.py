@@ -2,6 +2,7 @@
 """Command lines of `record` as RecordOptions."""
 
 import pytest
+from builders.examples import examples
 
 from perf_offcpu.collect.bpf.config import Targets
 from perf_offcpu.collect.options import RecordOptions, Rotation
@@ -49,15 +50,10 @@ def test_every_other_option() -> None:
     assert (chosen.threshold_ns, chosen.min_block_ns) == (250_000, 7_000)
 
 
-@pytest.mark.parametrize("argv", [
-    ("-c", "0"), ("-F", "0"), ("-F", "x"), ("-r", "-1"), ("-o", "-", "-z"), ("--compression-level", "23"),
-    ("--switch-max-files", "3"), ("--call-graph", "lbr"), ("-z23", "--", "true"),
-    ("-zx", "--", "true"), ("--call-graph", "dwarf"), ("--call-graph", "fp,4096"), ("--call-graph", "cfi,"),
-    ("--call-graph", "cfi,100"), ("--call-graph", "cfi,32769"), ("--call-graph", "cfi", "--no-stack-bytes"),
-])  # fmt: skip
-def test_impossible_values_name_the_option(argv: tuple[str, ...]) -> None:
-    with pytest.raises(UsageError, match=argv[0].rstrip("023x")):
-        options(*argv)
+@pytest.mark.parametrize(("words",), examples("unit/examples.txt", "impossible options of record"))
+def test_impossible_values_name_the_option(words: str) -> None:
+    with pytest.raises(UsageError, match=words.split(maxsplit=1)[0].rstrip("023x")):
+        options(*words.split())
 
 
 def test_compression_levels_are_attached_and_leave_the_command_alone() -> None:
@@ -74,14 +70,9 @@ def test_rotation() -> None:
     assert options("--switch-output=5M", "--switch-max-files", "3").rotation == Rotation(5 << 20, 0, 3)
 
 
-@pytest.mark.parametrize(("argv", "stack_bytes"), [
-    (("--call-graph", "fp"), 0), (("--no-stack-bytes",), 0), (("--call-graph", "auto", "--no-stack-bytes"), 0),
-    (("--call-graph", "cfi"), 8192), (("--call-graph", "cfi,1001"), 1008), (("--call-graph", "cfi,32768"), 32768),
-    (("--call-graph", "auto", "-a"), 8192),  # the programs are not known yet
-    (("--call-graph", "auto", "--", "/etc/passwd"), 8192),  # no ELF file: it may be anything
-])  # fmt: skip
-def test_how_user_stacks_are_taken(argv: tuple[str, ...], stack_bytes: int) -> None:
-    assert options(*argv).stack_bytes == stack_bytes
+@pytest.mark.parametrize(("words", "stack_bytes"), examples("unit/examples.txt", "copies of stacks"))
+def test_how_user_stacks_are_taken(words: str, stack_bytes: str) -> None:
+    assert options(*words.split()).stack_bytes == int(stack_bytes)
 
 
 @pytest.mark.parametrize("option", ["-p", "-t", "-u", "-C", "-G", "--comm"])

@@ -67,22 +67,14 @@ def test_script_shows_chosen_waits_alone_and_convert_selects_states(capsys: pyte
 
 
 @pytest.mark.parametrize("verb", [["report"], ["script"], ["convert", "--folded", "-o", "-"]])
-@pytest.mark.parametrize(("option", "value"), [
-    *(("--class", "lcok"), ("--state", "Q"), ("--cpu", "3-1"), ("--cpu", "x"), ("--cpu", "0-99999999")),
-    *(("--min-dur", "5 minutes"), ("--min-dur", "-1"), ("--time", "yesterday"), ("--cgroup", "/none")),
-    *(("--idle", "maybe"), ("--pid", "x"), ("--event", "none")),
-])  # fmt: skip
+@pytest.mark.parametrize(("option", "value"), examples("unit/examples.txt", "wrong values"))
 def test_wrong_value_is_one_line(capsys: pytest.CaptureFixture[str], verb: list[str], option: str, value: str) -> None:
     assert value in refused(capsys, *verb, *DEMO, option, value)
 
 
-@pytest.mark.parametrize(("options", "sentence"), [
-    (["--symfs", "/nowhere"], "--symfs /nowhere: there is no such directory"),
-    (["--kallsyms", "/nowhere"], "--kallsyms /nowhere: No such file or directory"),
-    (["--kallsyms", "/etc/passwd"], "--kallsyms /etc/passwd: no line of it names a function of a kernel"),
-])  # fmt: skip
-def test_missing_symbols_are_reported(capsys: pytest.CaptureFixture[str], options: list[str], sentence: str) -> None:
-    said = refused(capsys, "report", "-f", "-i", str(TESTS / "data" / "demo.data"), *options)
+@pytest.mark.parametrize(("words", "sentence"), examples("unit/sentences.txt", "symbols"))
+def test_missing_symbols_are_reported(capsys: pytest.CaptureFixture[str], words: str, sentence: str) -> None:
+    said = refused(capsys, "report", "-f", "-i", str(TESTS / "data" / "demo.data"), *words.split())
     assert said.startswith(f"perf-offcpu report: {sentence}")
 
 

@@ -12,6 +12,7 @@ from builders import objects
 from builders.accounts import counters as account
 from builders.accounts import told
 from builders.chains import recording_of_chains
+from builders.examples import examples
 from builders.recording import write
 from builders.wait_objects import COUNTERS
 from hypothesis import given
@@ -113,19 +114,9 @@ def test_a_map_is_known_in_later_parts_of_a_file_that_grows(tmp_path: Path) -> N
     assert [part and part.perf_maps for part in parts] == [{7: b"1000 10 first\n"}] * 2
 
 
-@pytest.mark.parametrize(("raw", "shown"), [
-    ("py::work:/srv/app.py", JitName("work (app.py)", "/srv/app.py")),
-    ("py::Klass.run:/a:b/c.py", JitName("Klass.run (c.py)", "/a:b/c.py")),
-    ("py::<module>:<frozen importlib>", JitName("<module> (<frozen importlib>)", "<frozen importlib>")),
-    ("py::", JitName("py::")), ("JS:*work /srv/app.js:12:9", JitName("JS:*work /srv/app.js:12:9", "/srv/app.js", 12)),
-    ("JS:~ file:///srv/a.mjs:1:1", JitName("JS:~ file:///srv/a.mjs:1:1", "/srv/a.mjs", 1)),
-    ("LazyCompile:~f node:internal/x:4:2", JitName("LazyCompile:~f node:internal/x:4:2")),
-    ("Lcom/acme/Main;::run", JitName("Lcom/acme/Main;::run")), ("Interpreter", JitName("Interpreter")),
-    ("Eval: file:///srv/a.mjs:7:1", JitName("Eval: file:///srv/a.mjs:7:1", "/srv/a.mjs", 7)),
-    *((name, JitName(name)) for name in ("JS:*h", "x /srv/app.js:12:9", "JS:x app.js:1", "JS:x /srv/app.js:x")),
-])  # fmt: skip
-def test_names_of_languages(raw: str, shown: JitName) -> None:
-    assert read_jit_name(raw) == shown
+@pytest.mark.parametrize(("raw", "shown", "file", "line"), examples("unit/objects/files.txt", "generated code"))
+def test_names_of_languages(raw: str, shown: str, file: str, line: str) -> None:
+    assert read_jit_name(raw) == JitName(shown, file, int(line or 0))
 
 
 def test_which_memory_may_hold_made_code() -> None:

@@ -57,17 +57,10 @@ def test_the_last_one_without_size_reaches_to_the_end_of_the_page_behind_its_own
 class TestAliases:
     """choose_best_symbol of tools/perf/util/symbol.c, rule by rule."""
 
-    @pytest.mark.parametrize(("loser", "winner"), [
-        ((0x100, 0, "no_size_although_longer"), (0x100, 8, "sized", WEAK)),
-        ((0x100, 8, "label_with_longer_name", LABEL), (0x100, 8, "weak", WEAK)),
-        ((0x100, 8, "weak_with_longer_name", WEAK), (0x100, 8, "local", LOCAL)),
-        ((0x100, 8, "local_with_longer_name", LOCAL), (0x100, 8, "global")),
-        ((0x100, 8, "__with_underscores"), (0x100, 8, "_fewer")), ((0x100, 8, "short"), (0x100, 8, "longer")),
-        ((0x100, 8, "_underscore"), (0x100, 8, "_ZN3fooEv")), ((0x100, 8, "_underscore"), (0x100, 8, "_RNvC1a1b")),
-    ])  # fmt: skip
-    def test_the_better_one_wins_in_any_order(self, loser: tuple[int, int, str], winner: tuple[int, int, str]) -> None:
-        assert names_at(table(loser, winner), 0x100) == [winner[2]]
-        assert names_at(table(winner, loser), 0x100) == [winner[2]]
+    @pytest.mark.parametrize(("loser", "winner"), examples("unit/objects/symbols.txt", "aliases"))
+    def test_the_better_one_wins_in_any_order(self, loser: str, winner: str) -> None:
+        rows = row_of(loser), row_of(winner)
+        assert names_at(table(*rows), 0x100) == names_at(table(*reversed(rows)), 0x100) == [rows[1][2]]
 
     def test_ranks_order_as_perf_compares(self) -> None:
         flags = np.array([[0, 0, 1], [0, 0, 0], [0, 1, 0], [1, 0, 1], [1, 0, 0], [1, 1, 0]], bool)

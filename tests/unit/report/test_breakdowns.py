@@ -7,6 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from builders.examples import examples
 from builders.large import large_profile
 from builders.profile import Code, ProfileBuilder, kernel
 from hypothesis import given
@@ -64,16 +65,9 @@ def test_objects_are_one_by_name() -> None:
     assert sum(by_comm.values()) == 58
 
 
-@pytest.mark.parametrize(("key", "rows"), [
-    ("comm", {"a": 3, "b": 28}), ("tid", {"1": 1, "2": 2, "100": 4, "3": 24}), ("cpu", {"0": 1, "1": 2, "?": 28}),
-    ("event", {"offcpu-time": 31}), ("dso", {"[kernel.kallsyms]": 3, "/bin/b": 4, "[unknown]": 24}),
-    ("symbol", {"[k] futex_wait": 3, "[.] f": 4, "    [missed stack]": 24}),
-    ("state", {"S": 3, "D": 4, "R": 8, "?": 16}), ("class", {"lock": 3, "fault": 4, "runqueue": 8, "other": 16}),
-    ("syscall", {"futex": 3, "[none]": 4, "[unknown]": 24}), ("cgroup", {"[unknown]": 7, "/user.slice": 8, "6": 16}),
-    ("waker", {"young": 1, "old": 2, "[interrupt]": 4, "[unknown]": 24}),  # named as at the time of the wake-up
-])  # fmt: skip
-def test_each_key(key: str, rows: dict[str, int]) -> None:
-    assert weights(key) == rows
+@pytest.mark.parametrize(("key", "rows"), examples("unit/examples.txt", "rows of keys"))
+def test_each_key(key: str, rows: str) -> None:
+    assert weights(key) == json.loads(rows)
 
 
 def test_several_keys_and_aliases() -> None:

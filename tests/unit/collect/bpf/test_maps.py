@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders.btf import BtfBuilder
+from builders.examples import examples
 
 from perf_offcpu.abi import offcpu
 from perf_offcpu.abi.counters import BUDGET
@@ -189,19 +190,9 @@ def test_places_of_code_do_not_depend_on_where_the_kernel_is() -> None:
     assert _code(symbols(0)) == _code(b"") == {}  # addresses are hidden
 
 
-@pytest.mark.parametrize(("symbols", "name"), [
-    ("0 t finish_task_switch\n", "finish_task_switch"),
-    ("0 t prev\n0 t finish_task_switch.isra.0\n0 T next\n", "finish_task_switch.isra.0"),
-    # a part of it that is rarely reached, or a module's function, is not it
-    ("0 t finish_task_switch.isra.0\n0 t finish_task_switch.isra.0.cold\n", "finish_task_switch.isra.0"),
-    ("0 t finish_task_switch.isra.1\n0 t finish_task_switch\t[module]\n", "finish_task_switch.isra.1"),
-    # two that may be meant: some switches would be missed
-    ("0 t finish_task_switch.isra.0\n0 t finish_task_switch\n", ""),
-    ("0 t my_finish_task_switch\n0 t finish_task_switch_late\n", ""),
-    ("", ""),
-])  # fmt: skip
+@pytest.mark.parametrize(("symbols", "name"), examples("unit/collect/examples.txt", "end of a switch"))
 def test_the_function(symbols: str, name: str) -> None:
-    assert switch_end(b" " + symbols.encode()) == name
+    assert switch_end(b" " + symbols.encode().decode("unicode_escape").encode()) == name
 
 
 def test_a_kernel_without_kprobes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

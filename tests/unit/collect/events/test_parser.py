@@ -21,16 +21,10 @@ from perf_offcpu.errors import UsageError
 from perf_offcpu.resources import bpf_dir
 
 
-@pytest.mark.parametrize(("text", "expected"), [
-    ("cpu-clock", (1, 0)), ("task-clock", (1, 1)), ("page-faults", (1, 2)), ("cs", (1, 3)),
-    ("context-switches", (1, 3)), ("major-faults", (1, 6)), ("cgroup-switches", (1, 11)),
-    ("cycles", (0, 0)), ("ref-cycles", (0, 9)), ("r01c2", (4, 0x1C2)), ("rFFff", (4, 0xFFFF)),
-    ("idle-cycles-backend", (0, 8)), ("L1-dcache-loads", (3, 0)), ("L1-dcache-load-misses", (3, 1 << 16)),
-    ("LLC-store-misses", (3, 2 | 1 << 8 | 1 << 16)), ("dtlb-prefetch", (3, 3 | 2 << 8)), ("node", (3, 6)),
-])  # fmt: skip
-def test_names(text: str, expected: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("text", "type_", "config"), examples("unit/collect/examples.txt", "event names"))
+def test_names(text: str, type_: str, config: str) -> None:
     (event,) = parse_events([text])
-    assert (event.type, event.config, event.name, event.flags) == (*expected, text, AttrFlag(0))
+    assert (event.type, event.config, event.name, event.flags) == (int(type_), int(config, 16), text, AttrFlag(0))
 
 
 def test_lists_and_repetition_keep_their_order() -> None:
@@ -38,13 +32,9 @@ def test_lists_and_repetition_keep_their_order() -> None:
     assert parse_events(["none"]) == ()
 
 
-@pytest.mark.parametrize(("text", "flags"), [
-    ("cycles:u", AttrFlag.EXCLUDE_KERNEL | AttrFlag.EXCLUDE_HV),
-    ("cycles:k", AttrFlag.EXCLUDE_USER | AttrFlag.EXCLUDE_HV), ("cycles:uk", AttrFlag.EXCLUDE_HV),
-    ("cycles:ku", AttrFlag.EXCLUDE_HV), ("cycles:pp", AttrFlag.PRECISE_IP_2),
-    ("cycles:HI", AttrFlag.EXCLUDE_GUEST | AttrFlag.EXCLUDE_IDLE), ("cycles:P", AttrFlag(0)),
-])  # fmt: skip
-def test_modifiers(text: str, flags: AttrFlag) -> None:
+@pytest.mark.parametrize(("text", "names"), examples("unit/collect/examples.txt", "modifiers"))
+def test_modifiers(text: str, names: str) -> None:
+    flags = AttrFlag(sum(AttrFlag[name] for name in names.split()))
     assert parse_events([text]) == (SamplingEvent(text, 0, 0, flags, most_precise="P" in text),)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from builders.btf import BtfBuilder
+from builders.examples import examples
 
 from perf_offcpu.collect.system.btf import VMLINUX_BTF, Btf, Kind, Member, Tracepoint, walk
 from perf_offcpu.errors import CapabilityError, FormatError, PerfOffcpuError
@@ -35,21 +36,9 @@ def kernel() -> bytes:
     return b.bytes()
 
 
-@pytest.mark.parametrize(("path", "expected"), [
-    ("__state", Member(0, 4)),  # of a qualified type
-    ("pid", Member(8, 4)),  # of a typedef of a qualified type
-    ("on_rq", Member(16, 4)),  # in an anonymous structure in an anonymous union
-    ("wake_cpu", Member(24, 4)),
-    ("words", Member(16, 8)),
-    ("thread", Member(32, 24)),
-    ("thread.sp", Member(40, 8)),
-    ("parent", Member(56, struct.calcsize("P"))),
-    ("parent.pid", None),  # never through a pointer
-    ("state", None),
-    ("ip", None),  # members of named structures have a path
-    ("sp", None),
-])  # fmt: skip
-def test_members(kernel: bytes, path: str, expected: Member | None) -> None:
+@pytest.mark.parametrize(("path", "offset", "size"), examples("unit/collect/examples.txt", "members"))
+def test_members(kernel: bytes, path: str, offset: str, size: str) -> None:
+    expected = Member(int(offset), int(size)) if offset else None
     assert Btf(kernel).member("task_struct", path) == expected
 
 

@@ -194,17 +194,9 @@ def test_what_lasts_is_flagged_and_ends_with_the_recording() -> None:
     assert one.runq_ns.tolist() == [46 * US]
 
 
-@pytest.mark.parametrize(("line", "stacks"), [
-    ("-SO--I", [0]),
-    ("-SSO--I", [1]),  # the last one before the switch
-    ("-o--i", [0]),  # its own
-    ("-SoO-I", [1]),  # row 1 is the tracepoint's
-    ("-S-I-O--I", [-1]),  # a stack of the time before is none of this wait
-    ("-O--I", [-1]),
-    ("-OS-I", [-1]),
-    ("-O-SI-O-I", [-1, -1]),
-])  # fmt: skip
-def test_stacks_are_those_of_the_switch(line: str, stacks: list[int]) -> None:
+@pytest.mark.parametrize(("line", "rows"), examples("unit/decode/switches/timelines.txt", "stacks"))
+def test_stacks_are_those_of_the_switch(line: str, rows: str) -> None:
+    stacks = [int(row) for row in rows.split()]
     samples = samples_of({7: line, 8: "-S"})
     assert samples.callchain.tolist() == stacks
     none = int(SampleFlag.NO_USER_STACK | SampleFlag.NO_KERNEL_STACK)
