@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of losses: a row for each cause, with its sentence."""
+"""Tables of the package are TOML, read as tomllib reads them; that of losses has a row for each cause."""
 
+import tomllib
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from perf_offcpu import losses
 from perf_offcpu.abi.counters import NAME_SIZE
 from perf_offcpu.collect.bpf.header import read_header
 from perf_offcpu.losses import CAUSES, LossCause, Losses, Stage
+from perf_offcpu.tables import read_table
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,3 +47,18 @@ def test_counting() -> None:
     counters.add(losses.NO_END)
     counters.add(losses.BAD_SIZE, 2)
     assert list(losses.by_text(counters).items()) == [(losses.BAD_SIZE, 2), (losses.NO_END, 1)]
+
+
+PACKAGE = Path(__file__).resolve().parents[2] / "perf_offcpu"
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.toml")), ids=lambda path: path.name)
+def test_tables_are_read_as_toml(path: Path) -> None:
+    sections: list[tuple[str, dict[str, Any]]] = []
+    for heading, tables in tomllib.loads(path.read_text()).items():
+        sections += [(heading, table) for table in (tables if isinstance(tables, list) else [tables])]
+    expected = [
+        (heading, {name: value if isinstance(value, str) else str(value).lower() for name, value in table.items()})
+        for heading, table in sections
+    ]
+    assert expected and read_table(str(path)) == expected

@@ -16,8 +16,7 @@ from builders.compiled import addresses
 from builders.objects import elf_build_id
 from builders.refused import output
 from builders.stock_perf import version
-from unit.symbolize.lines.test_inlined_frames import frames, recording
-from unit.symbolize.lines.test_lines import build
+from unit.symbolize.lines.test_lines import build, frames, recording
 
 from perf_offcpu.archive import unpack as module
 from perf_offcpu.archive.gather import DirectoryStore, SymbolSaver

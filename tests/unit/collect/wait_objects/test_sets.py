@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What epoll instances, poll(), select(), futex(2) and io_uring of this process wait for, read as of another; an epoll
-instance of a sleeping thread stands for its only descriptor or for itself."""
+instance of a sleeping thread stands for its only descriptor or for itself; names from the text of /proc/PID/maps."""
 
 import ctypes
 import mmap
@@ -17,7 +17,7 @@ from perf_offcpu.abi.syscalls import syscall_number
 from perf_offcpu.abi.wait_objects import ObjectKind
 from perf_offcpu.collect.unprivileged.objects import CallObjects
 from perf_offcpu.collect.wait_objects import names
-from perf_offcpu.collect.wait_objects.names import requests_of
+from perf_offcpu.collect.wait_objects.names import place_of, requests_of
 from perf_offcpu.collect.wait_objects.owners import only_descriptor, owner_in, timeout_in
 from perf_offcpu.collect.wait_objects.sockets import listening_ports, watched_by
 
@@ -167,3 +167,18 @@ def test_an_instance_that_watches_its_own_number_ends(epoll: select.epoll) -> No
     os.dup2(epoll.fileno(), reader)
     assert kind_of_wait(select.epoll.fromfd(reader), FOREVER) == ObjectKind.ANONYMOUS
     os.close(kept)
+
+
+MAPS = b"""7f42c7fff000-7f42c8000000 rw-p 000cf000 fe:00 32 /lib/libjsvml.so
+7f42c8000000-7f42c8200000 rw-p 00000000 00:00 0
+7f42d0000000-7f42d0001000 rw-p 00001000 fe:00 33 /lib/libpool.so
+7f42d0001000-7f42d0002000 rw-p 00000000 00:00 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("address", "place"),
+    [(0x7F42C7FFF008, b"/lib/libjsvml.so"), (0x7F42D0001008, b"/lib/libpool.so"), (0x7F42C8134C9C, b"heap"), (8, b"")],
+)
+def test_memory_after_a_library_is_its_own_unless_malloc_begins_there(address: int, place: bytes) -> None:
+    assert place_of(MAPS, address, 0) == place
