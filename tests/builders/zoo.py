@@ -11,23 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import zstandard
+from builders import recording as build
 from builders.foreign import big_endian
-from builders.recording import (
-    BASE,
-    DUMMY_TIME,
-    KERNEL,
-    USER,
-    USER_DEFERRED,
-    S,
-    comm,
-    event,
-    raw_wait,
-    round_end,
-    sample,
-    side,
-    task,
-    write,
-)
+from builders.recording import BASE, DUMMY_TIME, KERNEL, USER, S, comm, event, raw_wait, round_end, sample, side
 
 from perf_offcpu.abi.attr import AttrFlag, BranchSampleType, ReadFormat
 from perf_offcpu.abi.records import CALLCHAIN_DEFERRED_V12, RECORD_LAYOUTS, Misc, RecordType
@@ -60,7 +46,7 @@ def waits() -> bytes:
         round_end(),
         sample(_WAITS, time=DUMMY_TIME, raw=raw_wait(70, 71, 700, chain)),
         sample(_WAITS, time=DUMMY_TIME + 1, raw=raw_wait(70, 70, 600, [USER])),
-        task(_TRACKER, RecordType.EXIT, 70, 70, 9000),
+        build.task(_TRACKER, RecordType.EXIT, 70, 70, 9000),
     ]
     return _written([_TRACKER, _WAITS], records)
 
@@ -75,7 +61,7 @@ def deferred_chains(final: bool = True) -> bytes:
     """Samples whose user callchain comes later, in the form of released kernels or that of v12."""
     spec = event("cpu-clock", (1,), BASE | S.CALLCHAIN, flags=_TRACKER.attr.flags | AttrFlag.DEFER_CALLCHAIN)
     cookie = (3 << 32) + 1
-    waiting = [USER_DEFERRED, cookie] if final else [USER_DEFERRED]
+    waiting = [build.USER_DEFERRED, cookie] if final else [build.USER_DEFERRED]
     records = [*_a_thread(spec)]
     for time in (5000, 5100):
         records.append(sample(spec, 1, time=time, pid=70, tid=70, callchain=[KERNEL, 0xFFFFFFFF81000010, *waiting]))
@@ -127,7 +113,7 @@ def _derived(data: bytes, make: Any) -> bytes:
 
 def _written(events: list[EventSpec], records: list[bytes]) -> bytes:
     with tempfile.TemporaryDirectory() as directory:
-        return write(Path(directory) / "perf.data", events, records).read_bytes()
+        return build.write(Path(directory) / "perf.data", events, records).read_bytes()
 
 
 def _a_thread(spec: EventSpec) -> Iterator[bytes]:

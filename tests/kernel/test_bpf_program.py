@@ -10,22 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import PATIENCE
+from kernel import napping as naps
 from kernel.bpf_output import Wait
-from kernel.napping import (
-    ENDS_IN_SLEEPER,
-    MS,
-    NEVER,
-    ROUNDS,
-    Balance,
-    Tally,
-    is_in,
-    kernel_name,
-    program_symbols,
-    record_napper,
-    usual,
-    waits_of,
-    watched,
-)
+from kernel.napping import ENDS_IN_SLEEPER, MS, NEVER, ROUNDS, Balance, Tally, is_in, record_napper, usual, watched
 
 from perf_offcpu.abi.offcpu import WaitFlag
 from perf_offcpu.collect.bpf.config import STACK_PERIOD_NS, OffCpuConfig, ShortWaits
@@ -95,7 +82,7 @@ def test_stacks_reach_from_the_wait_to_the_root(napper: Path, in_switch: bool, s
         own = [w for w in waits if (w.tid, w.syscall) == (tally.tid, tally.syscall)]
         if tally.kind in leaf:
             assert own
-            assert {kernel_name(w.kernel[0]) for w in own} <= leaf[tally.kind]
+            assert {naps.kernel_name(w.kernel[0]) for w in own} <= leaf[tally.kind]
         for wait in own if tally.kind in ("nap", "child") else ():
             assert is_in(napper, "doze", wait.user[0])
             assert sum(is_in(napper, "dig", ip) for ip in wait.user) == 101
@@ -121,7 +108,7 @@ def test_both_forms_show_the_same_frames(napper: Path) -> None:
         tallies, waits, _, _ = record_napper(napper, threshold_ns=threshold_ns, in_switch=in_switch)
         kind_of = {(t.tid, t.syscall): t.kind for t in tallies}
         stacks = Counter(
-            (kind, tuple(map(kernel_name, w.kernel)), w.user[:-1])
+            (kind, tuple(map(naps.kernel_name, w.kernel)), w.user[:-1])
             for w in waits
             if (kind := kind_of.get((w.tid, w.syscall))) not in (None, "blink") and w.ns >= MS
         )
@@ -162,7 +149,7 @@ def test_short_waits_are_summed_by_thread_state_and_stack(napper: Path, in_switc
         program.disable()
         (sums, stacks, _), counters = program.maps.drain(), program.counters()
         user_stacks = stacks.find(sums["stack"])
-        assert waits_of(rings) == []
+        assert naps.waits_of(rings) == []
         assert len(program.maps.drain().sums) == 0
     assert unexpected(counters) <= {"samples", "samples_ns"}
     assert np.all(sums["first_switch_out_ns"] >= one.watched_ns)
@@ -191,7 +178,7 @@ def is_of(program: Path, tally: Tally, stack: Any) -> bool:
     if tally.kind == "vfork":  # libc's vfork takes its return address off the stack
         return is_in(program, "vfork", frames[0])
     own = f"{tally.kind}_thread"
-    return own in program_symbols(program) and is_in(program, own, frames[0])
+    return own in naps.program_symbols(program) and is_in(program, own, frames[0])
 
 
 @pytest.mark.skipif(not ENDS_IN_SLEEPER, reason="stacks are drawn where waits end in the sleeper: Linux 6.16")
@@ -248,7 +235,7 @@ def test_the_threshold_can_be_moved_while_recording(napper: Path) -> None:
     with watched(napper, threshold_ns=NEVER) as (one, program, rings):
         program.maps.set_control(threshold_ns=MS)
         one.go()
-        assert len(waits_of(rings)) > ROUNDS
+        assert len(naps.waits_of(rings)) > ROUNDS
 
 
 @pytest.mark.beside
