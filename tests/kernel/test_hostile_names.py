@@ -83,16 +83,10 @@ def test_each_nap_has_the_name_that_the_thread_had(hostile: Made) -> None:
     assert len(wrong) <= sum(hostile.recording.losses.values()), wrong[:5]
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "report",
-        "script",
-        "convert --folded -o -",
-        pytest.param("convert --flamegraph -o -", marks=pytest.mark.long),
-        "perf",
-    ],
-)
+FLAMEGRAPH = pytest.param("convert --flamegraph -o -", marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize("command", ["report", "script", "convert --folded -o -", FLAMEGRAPH, "perf"])
 def test_it_is_readable(command: str, hostile: Made) -> None:
     words = [PROGRAM, *command.split()]
     if command == "perf":

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders import program
+from builders.examples import examples
 from builders.profile import functions_of
 from kernel.recorder import run
 
@@ -278,27 +279,18 @@ def no_jvm(directory: Path, behaviour: str, *libraries: str) -> Iterator[subproc
                 Path("/tmp", name).unlink(missing_ok=True)
 
 
+JVMS = examples("kernel/sentences.txt", "JVMs")
+SLOW = pytest.mark.long
+
+
 @pytest.mark.parametrize(
-    ("behaviour", "libraries", "expected"),
-    [
-        ("ignores", JAVA, "!it does not handle SIGQUIT (-Xrs?)"),
-        ("handles", JAVA, "!it did not answer in time"),
-        ("handles", ["libjvm.so"], "!it is part of another program than java, which SIGQUIT might end"),
-        ("handles", ["other.so"], "!it is no JVM"),
-        ("answers", JAVA, "1000 20 work\n"),
-        ("link", JAVA, "!/tmp/perf-PID.map is not its own"),
-        ("linked", JAVA, "!/tmp/perf-PID.map is not its own"),
-        ("fifo", JAVA, "!/tmp/perf-PID.map is not its own"),
-        ("sparse", JAVA, "!/tmp/perf-PID.map is larger than 8388608 bytes"),
-        ("closed", JAVA, "!Connection refused"),
-        pytest.param("mute", JAVA, "!it did not answer in time", marks=pytest.mark.long),
-    ],
+    ("behaviour", "library", "answer"), [pytest.param(*row, marks=SLOW if row[0] == "mute" else ()) for row in JVMS]
 )
-def test_what_is_no_jvm_is_left_alone(tmp_path: Path, behaviour: str, libraries: list[str], expected: str) -> None:
+def test_what_is_no_jvm_is_left_alone(tmp_path: Path, behaviour: str, library: str, answer: str) -> None:
     """A process whose files are called as Java's: SIGQUIT does not end it, and it does not hold the recorder up."""
-    with no_jvm(tmp_path, behaviour, *libraries) as process:
-        answer = ask_as_owner(process.pid).decode().replace(str(process.pid), "PID")
-        assert answer == expected and process.poll() is None
+    with no_jvm(tmp_path, behaviour, *([library] if library else JAVA)) as process:
+        said = ask_as_owner(process.pid).decode().replace(str(process.pid), "PID").replace("\n", " ⏎")
+        assert said == answer and process.poll() is None
         assert not Path(f"/tmp/.attach_pid{process.pid}").exists()
         assert behaviour != "answers" or not Path(f"/tmp/perf-{process.pid}.map").exists()
     assert not (tmp_path / "target").exists()

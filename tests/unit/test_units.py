@@ -56,14 +56,9 @@ def test_each_option_says_it_alike(words: str, sentence: str, capsys: pytest.Cap
 ANY_BYTES = st.binary(max_size=40).map(lambda raw: raw.decode("utf-8", "surrogateescape"))
 
 
-@pytest.mark.parametrize(("raw", "shown"), [
-    ("plain::name<int>", "plain::name<int>"), ("größe 名前", "größe 名前"), ("a\nb\tc\rd", "a\\nb\\tc\\rd"),
-    ("\x1b[31mred\x07", "\\x1b[31mred\\x07"), ("\x9b31m", "\\x9b31m"),
-    ("a\u202eb\u2028c\u200bd", "a\\u202eb\\u2028c\\u200bd"),
-    (b"caf\xe9 \xff".decode("utf-8", "surrogateescape"), "caf\\xe9 \\xff"), ("\ud800", "\\ud800"),
-])  # fmt: skip
+@pytest.mark.parametrize(("raw", "shown"), examples("unit/examples.txt", "printable"))
 def test_printable(raw: str, shown: str) -> None:
-    assert text.printable(raw) == shown
+    assert text.printable(raw.encode().decode("unicode_escape")) == shown
 
 
 @given(ANY_BYTES | st.text(st.characters(codec=None), max_size=40))

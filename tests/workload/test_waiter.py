@@ -10,19 +10,9 @@ from workload.measured import Thread, run
 ROUNDS = 7
 MS = 1_000_000
 
-WAITS_A_ROUND = {  # besides the one wait for the start
-    "locker-a": 3,
-    "locker-b": 3,
-    "sleeper": 1,
-    "pipe-reader": 1,
-    "pipe-writer": 1,
-    "poller": 1,
-    "cond-waiter": 1,
-    "cond-signaler": 1,
-    "deep-sleeper": 1,
-    "short-sleeper": 20,
-    "burner": 0,
-}
+ONE_WAIT = "sleeper pipe-reader pipe-writer poller cond-waiter cond-signaler deep-sleeper".split()
+WAITS_A_ROUND = dict.fromkeys(ONE_WAIT, 1) | {"locker-a": 3, "locker-b": 3, "short-sleeper": 20, "burner": 0}
+"""Besides the one wait for the start."""
 SHORTEST_SLEEP_NS = {"sleep": 4 * MS, "deep": 6 * MS, "poll": 9 * MS, "short-sleep": 200_000}
 
 

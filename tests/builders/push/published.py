@@ -1,48 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The published messages of pprof, Pyroscope and Parca, as descriptors, and a parser that knows no others. Those of
-OTLP come from the package opentelemetry-proto. Here a line is a message: number, name, type of each field; `*` marks
-repeated ones. Fields that no message of ours may set are left out, so that they are refused: deprecated ones,
-annotations, executable_info."""
+OTLP come from the package opentelemetry-proto."""
 
 from typing import Any
 
+from builders.examples import examples
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-PPROF = """
-Profile: 1 sample_type ValueType*, 2 sample Sample*, 3 mapping Mapping*, 4 location Location*,
- 5 function Function*, 6 string_table string*, 7 drop_frames int64, 8 keep_frames int64, 9 time_nanos int64,
- 10 duration_nanos int64, 11 period_type ValueType, 12 period int64, 13 comment int64*,
- 14 default_sample_type int64
-ValueType: 1 type int64, 2 unit int64
-Sample: 1 location_id uint64*, 2 value int64*, 3 label Label*
-Label: 1 key int64, 2 str int64, 3 num int64, 4 num_unit int64
-Mapping: 1 id uint64, 2 memory_start uint64, 3 memory_limit uint64, 4 file_offset uint64, 5 filename int64,
- 6 build_id int64, 7 has_functions bool, 8 has_filenames bool, 9 has_line_numbers bool,
- 10 has_inline_frames bool
-Location: 1 id uint64, 2 mapping_id uint64, 3 address uint64, 4 line Line*, 5 is_folded bool
-Line: 1 function_id uint64, 2 line int64
-Function: 1 id uint64, 2 name int64, 3 system_name int64, 4 filename int64, 5 start_line int64
-"""
-"""proto/profile.proto of https://github.com/google/pprof."""
-
-PYROSCOPE = """
-PushRequest: 1 series RawProfileSeries*
-RawProfileSeries: 1 labels LabelPair*, 2 samples RawSample*
-LabelPair: 1 name string, 2 value string
-RawSample: 1 raw_profile bytes, 2 ID string
-"""
-"""api/push/v1/push.proto and api/types/v1 of https://github.com/grafana/pyroscope (3fe6a45, 2026-08)."""
-
-PARCA = """
-WriteRawRequest: 2 series RawProfileSeries*, 3 normalized bool
-RawProfileSeries: 1 labels LabelSet, 2 samples RawSample*
-LabelSet: 1 labels Label*
-Label: 1 name string, 2 value string
-RawSample: 1 raw_profile bytes
-"""
-"""proto/parca/profilestore/v1alpha1 of https://github.com/parca-dev/parca (3b5647c, 2026-07)."""
+PPROF, PYROSCOPE, PARCA = (
+    "\n".join(line for (line,) in examples("builders/push/published.txt", name))
+    for name in ("pprof", "Pyroscope", "Parca")
+)
 
 _Field = descriptor_pb2.FieldDescriptorProto
 _SCALARS = {name: getattr(_Field, f"TYPE_{name.upper()}") for name in "string bytes bool int64 uint64 double".split()}

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who held a lock: what is believed, what is not, and for how long, by owners at begins and wakers at ends."""
 
+from typing import Any
+
 import numpy as np
 import pytest
+from builders.examples import examples
 from builders.profile import ProfileBuilder
 from hypothesis import given
 from hypothesis import strategies as st
@@ -134,21 +137,10 @@ def held_by(waits: list[Wait]) -> dict[int, tuple[int, int]]:
     return {tid: (ns, times) for tid, ns, times in zip(*columns, strict=True)}
 
 
-@pytest.mark.parametrize(("waits", "expected"), [
-    ([(1, 0, 100, 9, 9)], {9: (100, 1)}),
-    ([(1, 0, 100, -1, 9)], {9: (100, 1)}),
-    ([(1, 0, 100, 9, -1)], {9: (100, 1)}),
-    ([(1, 0, 100, 9, 8)], {-1: (100, 1)}),
-    ([(1, 0, 100, -1, -1)], {-1: (100, 1)}),
-    # A broadcast wakes three threads: the caller holds the mutex for 10 ns, then each of them for 100.
-    ([(1, 0, 10, 9, 9), (2, 0, 110, 9, 1), (3, 0, 210, 9, 2)], {9: (30, 1), 1: (200, 1), 2: (100, 1)}),
-    # Thread 1 is woken and overtaken by 9, who released the lock and has it again.
-    ([(1, 0, 50, 9, 9), (2, 10, 90, 9, 9), (1, 51, 120, 9, 2)], {9: (169, 1), 2: (30, 1)}),
-    # Between two queues anybody may have had it.
-    ([(1, 0, 10, 9, 9), (2, 50, 60, -1, 8)], {9: (10, 1), 8: (10, 1)}),
-])  # fmt: skip
-def test_designs(waits: list[Wait], expected: dict[int, tuple[int, int]]) -> None:
-    assert held_by(waits) == expected
+@pytest.mark.parametrize(("waits", "expected"), examples("unit/analysis/examples.txt", "holders"))
+def test_designs(waits: str, expected: str) -> None:
+    spans: list[Any] = [tuple(map(int, wait.split())) for wait in waits.split(", ")]
+    assert held_by(spans) == {int(tid): (int(ns), 1) for tid, ns in (word.split("=") for word in expected.split())}
 
 
 @given(st.lists(

@@ -9,6 +9,7 @@ import pytest
 from builders.accounts import SPENT, counters, told
 from builders.accounts import budget as row
 from builders.accounts import budgets as block
+from builders.examples import examples
 from builders.hosts import host
 from builders.recording import BASE, DUMMY_TIME, KERNEL, USER, S, comm, event, raw_wait, sample, side, task, write
 from builders.wait_objects import COUNTERS
@@ -221,15 +222,10 @@ def test_what_is_unknown_is_not_0(tmp_path: Path) -> None:
     assert table.syscall.tolist() == [-2], "no column holds such numbers"
 
 
-@pytest.mark.parametrize(("values", "flag"), [
-    ({"kind": 2}, SampleFlag.AGGREGATED), ({"kind": 3}, SampleFlag.STILL_BLOCKED),
-    ({"kind": 4}, SampleFlag.BEGAN_BEFORE), ({"flags": 1}, SampleFlag.PREEMPTED),
-    ({"lost": 1}, SampleFlag.NO_USER_STACK), ({"lost": 2}, SampleFlag.NO_KERNEL_STACK),
-    ({"lost": 8}, SampleFlag.TRUNCATED), ({"kind": 999}, SampleFlag(0)),
-])  # fmt: skip
-def test_what_kind_of_wait(values: dict[str, int], flag: SampleFlag, tmp_path: Path) -> None:
-    recording = extended(tmp_path, **values)
-    assert int(recording.samples.flags[0]) == flag | SampleFlag.OFFCPU
+@pytest.mark.parametrize(("field", "value", "name"), examples("unit/examples.txt", "kinds of waits"))
+def test_what_kind_of_wait(field: str, value: str, name: str, tmp_path: Path) -> None:
+    recording = extended(tmp_path, **{field: int(value)})
+    assert int(recording.samples.flags[0]) == (SampleFlag[name] if name else 0) | SampleFlag.OFFCPU
     assert not recording.samples.flags[0] & SampleFlag.REPAIRED_IDS
 
 

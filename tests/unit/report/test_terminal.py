@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders.examples import examples
 from builders.large import large_profile
 from builders.profile import Code, ProfileBuilder, kernel
 from hypothesis import given
@@ -119,14 +120,11 @@ def test_hostile_names_stay_on_their_line() -> None:
     assert "# Nothing was lost." not in shown
 
 
-@pytest.mark.parametrize(("weight", "unit", "text"), [
-    (0, "ms", "0.000"), (499, "ms", "0.000"), (500, "ms", "0.001"), (1_999_999, "ms", "2.000"),
-    (1_234_567, "us", "1234.567"), (1_234_567, "ns", "1234567"), (59_999_999_999, "s", "60.000"),
-    (2**60, "ms", "1152921504606.847"), (None, "ms", "-"),
-])  # fmt: skip
-def test_amounts_are_rounded_as_integers(weight: int | None, unit: str, text: str) -> None:
-    assert amount(weight, "ns", Style(unit=unit)) == text
+@pytest.mark.parametrize(("weight", "unit", "text"), examples("unit/examples.txt", "amounts"))
+def test_amounts_are_rounded_as_integers(weight: str, unit: str, text: str) -> None:
+    assert amount(int(weight), "ns", Style(unit=unit)) == text
     assert amount(1234, "", Style(unit=unit)) == "1234", "no time"
+    assert amount(None, "ns", Style(unit=unit)) == "-"
 
 
 COLUMNS = [

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders.examples import examples
 from builders.profile import Code, ProfileBuilder, kernel
 
 from perf_offcpu import losses
@@ -348,20 +349,11 @@ def test_still_blocked(first: str, flags: SampleFlag, sentence: str) -> None:
     assert " ".join(shown(builder)[-4:-2]) == f"Still blocked at the end: {sentence} ms and 1 more thread."
 
 
-@pytest.mark.parametrize(("counts", "sentence"), [
-    ({}, "Lost: nothing."), ({losses.WAITS_LOST: 1}, "Lost: 1 waits neither sampled nor summed (50 % of the waits)."),
-    (
-        {losses.WAITS_LOST: 1, losses.NO_SYMBOL: 1000},
-        "Lost: 1 waits neither sampled nor summed (50 % of the waits); 1 more cause below.",
-    ),
-    (
-        {losses.BAD_RECORD: 7, losses.NO_SYMBOL: 1000},
-        "Lost: 7 records whose content does not fit their type; 1 more cause below.",
-    ),
-    ({losses.NO_CFI: 1}, f"Lost: 1 {losses.NO_CFI} (100 % of the samples)."), ({losses.SAMPLES: 7}, "Lost: nothing."),
-])  # fmt: skip
-def test_the_largest_loss(counts: dict[losses.LossCause, int], sentence: str) -> None:
-    assert sentence in " ".join(shown(ProfileBuilder(losses=counts).sample("a", ["main", *FUTEX], MS, state=1)))
+@pytest.mark.parametrize(("counts", "sentence"), examples("unit/examples.txt", "largest loss"))
+def test_the_largest_loss(counts: str, sentence: str) -> None:
+    lost = {getattr(losses, name): int(count) for name, count in (word.split("=") for word in counts.split())}
+    sentence = sentence.replace("TEXT", str(losses.NO_CFI))
+    assert sentence in " ".join(shown(ProfileBuilder(losses=lost).sample("a", ["main", *FUTEX], MS, state=1)))
 
 
 @pytest.mark.parametrize(("comm", "options", "command"), [

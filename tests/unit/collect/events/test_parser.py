@@ -110,13 +110,10 @@ def test_contradictions(texts: list[str]) -> None:
         parse_events(texts)
 
 
-@pytest.mark.parametrize(("asked", "expected"), [
-    (8192, [8, 2048, 16384, 32768]), (16384, [8, 4096, 32768, 32768]), (32768, [8, 8192, 32768, 32768]),
-    (1000, [8, 248, 2000, 4000]), (8, [8, 8, 16, 32]),
-])  # fmt: skip
-def test_sizes_are_multiples_of_a_word_and_bounded(asked: int, expected: list[int]) -> None:
-    sizes = copy_sizes(asked)
-    assert list(sizes.values()) == expected and set(sizes) < set(MAP_NAMES)
+@pytest.mark.parametrize(("asked", "expected"), examples("unit/collect/examples.txt", "sizes of copies"))
+def test_sizes_are_multiples_of_a_word_and_bounded(asked: str, expected: str) -> None:
+    sizes = copy_sizes(int(asked))
+    assert " ".join(map(str, sizes.values())) == expected and set(sizes) < set(MAP_NAMES)
 
 
 def test_the_largest_copy_is_that_of_the_program() -> None:

@@ -12,6 +12,7 @@ import struct
 from pathlib import Path
 
 import pytest
+from builders.examples import examples
 
 from perf_offcpu.abi.syscalls import syscall_number
 from perf_offcpu.abi.wait_objects import ObjectKind
@@ -67,20 +68,12 @@ def test_the_only_descriptor_of_poll() -> None:
     assert only_descriptor(PID, (8, 1), is_select=False) == -1, "memory that cannot be read"
 
 
-@pytest.mark.parametrize(("sets", "number", "expected"), [
-    ([{70}, set(), set()], 71, 70),
-    ([{70}, {70}, set()], 71, 70),
-    ([{70}, {3}, set()], 71, -1),
-    ([{3}, set(), {70}], 71, -1),
-    ([{3}, set(), {70}], 4, 3),  # the others are beyond the number
-    ([set(), set(), set()], 71, -1),
-    ([{70}, set(), set()], 0, -1),
-    ([{70}, set(), set()], 5000, -1),
-])  # fmt: skip
-def test_the_only_descriptor_of_select(sets: list[set[int]], number: int, expected: int) -> None:
-    words = [ctypes.create_string_buffer(sum(1 << fd for fd in one).to_bytes(128, "little")) for one in sets]
-    addresses = [ctypes.addressof(one) if fds else 0 for one, fds in zip(words, sets, strict=True)]
-    assert only_descriptor(PID, (number, *addresses), is_select=True) == expected
+@pytest.mark.parametrize(("sets", "number", "expected"), examples("unit/collect/examples.txt", "select"))
+def test_the_only_descriptor_of_select(sets: str, number: str, expected: str) -> None:
+    bits = [0 if fd == "none" else 1 << int(fd) for fd in sets.split("; ")]
+    words = [ctypes.create_string_buffer(one.to_bytes(128, "little")) for one in bits]
+    addresses = [ctypes.addressof(word) if one else 0 for word, one in zip(words, bits, strict=True)]
+    assert only_descriptor(PID, (int(number), *addresses), is_select=True) == int(expected)
 
 
 WAIT, WAIT_BITSET, LONGEST = 0, 9, 2**63 - 1

@@ -32,25 +32,8 @@ from perf_offcpu.symbolize.kernel.names import load_module
 from perf_offcpu.symbolize.options import SymbolizeOptions
 from perf_offcpu.symbolize.symbolizer import symbolize
 
-KERNEL = b"""\
-ffffffff81000000 T _stext
-ffffffff81000000 T _text
-ffffffff81000130 T entry
-ffffffff81000200 t local
-ffffffff81000300 W weak_alias
-ffffffff81000300 t after_weak
-ffffffff81000400 R rodata_inside
-ffffffff81000500 D data
-ffffffff81000600 T _etext
-ffffffff82000000 D _edata
-"""
-MODULES = b"""\
-ffffffffc0a81000 t nf_nat_ipv4_fn\t[nf_nat]
-ffffffffc0a81100 t nf_last\t[nf_nat]
-ffffffffc0a90000 t virtblk_done\t[virtio_blk]
-ffffffffc0a90fff t virtblk_last\t[virtio_blk]
-ffffffffc0b00000 t bpf_prog_6deef7357e7b4530_sd\t[bpf]
-"""
+KALLSYMS = (Path(__file__).parents[3] / "data" / "formats" / "kallsyms.txt").read_bytes()
+KERNEL, MODULES = KALLSYMS[: KALLSYMS.index(b"ffffffffc0")], KALLSYMS[KALLSYMS.index(b"ffffffffc0") :]
 
 
 def names_at(kallsyms: Kallsyms, *addresses: int, delta: int = 0) -> list[str]:
