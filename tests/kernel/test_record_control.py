@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from builders.disk import small_disk
 from builders.program import PATIENCE
-from kernel.recorder import MS, PROGRAM, bpf_programs_of, budget_of, lost, run, until
+from kernel.recorder import MS, PROGRAM, bpf_programs_of, budget_of, lost, until
 
 from perf_offcpu import losses
 from perf_offcpu.abi.features import Feature
@@ -376,8 +376,3 @@ def test_end_while_paused_is_the_end_of_the_last_file(tmp_path: Path) -> None:
         said = recorder.end()
     assert len(files(tmp_path)) == 1
     assert "Captured and wrote" in said and " dump " not in said
-
-
-def test_bad_descriptors_are_refused(tmp_path: Path) -> None:
-    for options, words in ((["--control=fd:99"], "descriptor 99 is not open"), (["--control=3"], "not fd:CTL")):
-        assert words in run(*options, "--", "true", cwd=tmp_path, status=129).stderr

@@ -38,14 +38,12 @@ def is_idle(*waits: tuple[Stack, int, int], cpu: int = 0) -> bool:
     return bool(answer)
 
 
-@pytest.mark.parametrize(("state", "frames"), examples("unit/analysis/stacks.txt", "work"))
-def test_waits_for_work(state: str, frames: str) -> None:
-    assert is_idle((stack(frames), 1000, STATES[state]))
+STACKS = [(kind, *row) for kind in ("work", "under way") for row in examples("unit/analysis/stacks.txt", kind)]
 
 
-@pytest.mark.parametrize(("state", "frames"), examples("unit/analysis/stacks.txt", "under way"))
-def test_waits_for_something_under_way(state: str, frames: str) -> None:
-    assert not is_idle((stack(frames), 1000, STATES[state]))
+@pytest.mark.parametrize(("kind", "state", "frames"), STACKS)
+def test_waits_for_work_are_idle_and_those_for_something_under_way_are_not(kind: str, state: str, frames: str) -> None:
+    assert is_idle((stack(frames), 1000, STATES[state])) == (kind == "work")
 
 
 def test_a_thread_with_more_than_one_percent_of_anything_else_is_not_idle() -> None:

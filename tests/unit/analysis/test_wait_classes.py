@@ -55,10 +55,6 @@ def test_without_functions_of_the_kernel(label: str, syscall: str, state: str, f
     assert class_of([*stack(frames)], number, {"S": S, "D": D, "I": I}[state]) == label
 
 
-def test_libaios_io_destroy_waits_for_what_was_submitted() -> None:  # no function of the kernel says for what
-    assert class_of(in_kernel("__x64_sys_io_destroy", "wait_for_completion"), syscall=207, state=D) == "disk"
-
-
 def test_a_runnable_thread_waits_for_a_cpu() -> None:
     sleeping = in_kernel("__x64_sys_futex", "futex_wait")
     assert class_of(sleeping, FUTEX, S, flags=SampleFlag.PREEMPTED) == "runqueue"

@@ -99,13 +99,6 @@ def test_damage_is_reported_on_standard_error(perf_data: Path, capsys: pytest.Ca
     assert len(lines) == len(set(lines))
 
 
-@pytest.mark.parametrize("options", [
-    ["-F", "nonsense"], ["-F", "+brstack"], ["-F", "comm,+tid"], ["--event", "nonsense"], ["--pid", "x"], ["-F"],
-])  # fmt: skip
-def test_wrong_usage(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert refused(capsys, "script", "-i", str(DATA / "atend.data"), *options).startswith("perf-offcpu script: ")
-
-
 @pytest.mark.parametrize("words", [
     "script", "report --json", pytest.param("dump", marks=pytest.mark.long),
     pytest.param("convert --chrome-trace -o -", marks=pytest.mark.long),
