@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums of a dataset equal a plain computation over the same rows; changes and outliers that were put in are found."""
+"""Sums of a dataset equal a plain computation over the same rows, and what report says of the recordings in it; changes
+and outliers that were put in are found."""
 
 import fnmatch
 import itertools
 import json
 import re
+import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
@@ -19,6 +21,7 @@ from builders.refused import output, refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perf_offcpu.cli import main
 from perf_offcpu.dataset.dataset import open_dataset
 from perf_offcpu.errors import UsageError
 from perf_offcpu.fleet.diff.outliers import robust_z
@@ -26,7 +29,7 @@ from perf_offcpu.fleet.diff.significance import SIGNIFICANT, compare_groups, com
 from perf_offcpu.fleet.engine import Engine, connect
 from perf_offcpu.fleet.queries import KEYS, column_of, grouped, ranked, select
 from perf_offcpu.fleet.selection import Selection, parse_labels, parse_time, utc
-from perf_offcpu.fleet.tables import open_tables
+from perf_offcpu.fleet.tables import Tables, open_tables
 from perf_offcpu.report.diff.noise import errors_needed
 
 HOSTS = ("web1", "web2", "db1")
@@ -476,3 +479,77 @@ def test_robust_z() -> None:
     assert z[:, 0] == pytest.approx(np.array([-2, -1, 0, 1, 97]) / 1.4826)
     assert z[4, 1] == pytest.approx(5 / 1.2533) and not robust_z(np.ones((5, 1))).any()
     assert errors_needed(5, 3.5) == 3.5 and 4 < errors_needed(1000, 3.5) < 4.2
+
+
+DATA = Path(__file__).resolve().parents[2] / "data"
+
+
+@pytest.fixture(scope="module", params=["demo.data", "arm64/own.data"])
+def recording(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recording")
+    shutil.copy(DATA / request.param, folder / "perf.data")
+    assert main(["convert", "--parquet", str(folder / "waits"), "-i", str(folder / "perf.data")]) == 0
+    return folder
+
+
+def json_of(capsys: pytest.CaptureFixture[str], *words: str | Path) -> Any:
+    return json.loads(output(capsys, *map(str, words), "--json"))
+
+
+@pytest.mark.parametrize("keys", ["class", "comm,class", "pid,tid", "syscall,state", "object"])
+def test_tables(recording: Path, keys: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--sort", keys)
+    expected = json_of(capsys, "report", "-i", recording / "perf.data", *words)["groups"]
+    (found,) = json_of(capsys, "fleet", "report", recording / "waits", *words)["tables"]
+    rows = [tuple(row["values"]) for row in expected["rows"]]
+    known = sums(rows, expected["rows"], "count")
+    rows = [tuple(row[key] for key in keys.split(",")) for row in found["rows"]]
+    assert sums(rows, found["rows"], "waits") == known
+    assert found["weight"] == sum(row["weight"] for row in expected["rows"]) > 0
+
+
+def sums(values: list[tuple[str, ...]], rows: Any, count: str) -> dict[tuple[str, ...], Counter[str]]:
+    """Return values → weight and waits; what is not known or does not exist has one name."""
+    found: dict[tuple[str, ...], Counter[str]] = {}
+    for texts, row in zip(values, rows, strict=True):
+        key = tuple("" if text in ("[unknown]", "[none]", "(sum)", "?", "-") else text for text in texts)
+        found.setdefault(key, Counter()).update({"weight": row["weight"], "waits": row[count]})
+    return found
+
+
+def test_stacks(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = json_of(capsys, "report", "-i", recording / "perf.data")["stacks"]
+    found = json_of(capsys, "fleet", "top", recording / "waits")
+
+    def weights(rows: Any) -> list[tuple[int, str, list[str]]]:
+        return sorted((row["weight"], row["comm"], [one["name"] for one in row["frames"]]) for row in rows)
+
+    assert weights(found["rows"]) == weights(expected)
+
+
+further = [
+    pytest.param(one, marks=pytest.mark.long) for one in (("top",), ("sql", "SELECT sum(weight_ns) FROM samples"))
+]
+
+
+@pytest.mark.parametrize("words", [("report",), *further])
+def test_a_query_during_a_compaction(
+    recording: Path, tmp_path: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Its files are gone when it opens them."""
+    dataset = tmp_path / "waits"
+    shutil.copytree(recording / "waits", dataset)
+    for path in list(dataset.glob("*/*/*/*.parquet")):
+        shutil.copy(path, path.with_name(f"again-{path.name}"))
+    before = json_of(capsys, "fleet", words[0], dataset, *words[1:])
+    opened = Tables.table
+
+    def compacted(self: Tables, name: str) -> Any:
+        found = opened(self, name)
+        if name == "samples" and main(["fleet", "compact", str(dataset)]) == 0:
+            capsys.readouterr()
+        return found
+
+    monkeypatch.setattr(Tables, "table", compacted)
+    assert json_of(capsys, "fleet", words[0], dataset, *words[1:]) == before
+    assert len(list((dataset / "samples").rglob("*.parquet"))) < 3
