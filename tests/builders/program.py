@@ -10,7 +10,8 @@ import os
 import pkgutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
@@ -22,6 +23,17 @@ PATIENCE = float(os.environ.get("PERF_OFFCPU_TEST_PATIENCE", "1"))
 
 PROGRAM = [sys.executable, "-m", "perf_offcpu"]
 """The same with its start, for runs that get signals or are read while they go on."""
+
+
+@contextmanager
+def started(*command: str | Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Start any program with pipes for its input and output; yield it and its first line. It is killed at the end."""
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process, process.stdout.readline()
+        finally:
+            process.kill()
 
 
 def run(

@@ -170,9 +170,6 @@ threading.Thread(target=work, daemon=True).start()
 threading.Thread(target=work, daemon=True).start()
 time.sleep(100)
 """
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+    with program.started(sys.executable, "-c", script) as (process, line):
         assert process.stdout is not None
-        try:
-            yield process.pid, [int(process.stdout.readline()) for _ in range(2)]
-        finally:
-            process.kill()
+        yield process.pid, [int(line), int(process.stdout.readline())]

@@ -5,8 +5,6 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -111,16 +109,6 @@ asyncio.run(main())
 """
 
 
-@contextmanager
-def running(python: str, source: str, *arguments: str) -> Iterator[tuple[int, str]]:
-    with subprocess.Popen([python, "-c", source, *arguments], stdout=subprocess.PIPE, text=True) as child:
-        try:
-            assert child.stdout is not None
-            yield child.pid, child.stdout.readline()
-        finally:
-            child.kill()
-
-
 def loop_of(pid: int, cwd: Path) -> EventLoop:
     (loop,) = run("-p", str(pid), "--duration", "0.5", "--task-rate", "0", cwd=cwd).recording.loops
     assert (loop.pid, loop.tid) == (pid, pid)
@@ -128,8 +116,8 @@ def loop_of(pid: int, cwd: Path) -> EventLoop:
 
 
 def test_tasks_are_those_of_the_program_and_the_report_names_lock_and_holder(tmp_path: Path, python: str) -> None:
-    with running(python, TASKS) as (pid, line):
-        loop = loop_of(pid, tmp_path)
+    with program.started(python, "-c", TASKS) as (child, line):
+        loop = loop_of(child.pid, tmp_path)
     log = {name: tuple(map(tuple, frames)) for name, frames in json.loads(line).items()}
     tasks = {task.name: task for task in loop.tasks}
     assert len(tasks) == len(loop.tasks) == len(log) == 52 and loop.switch_out_ns > 0
@@ -155,18 +143,18 @@ def test_tasks_are_those_of_the_program_and_the_report_names_lock_and_holder(tmp
 
 
 def test_task_that_blocks_the_loop_is_named(tmp_path: Path, python: str) -> None:
-    with running(python, TASKS, "block") as (pid, _):
-        until(lambda: "nanosleep" in Path(f"/proc/{pid}/stack").read_text())
-        loop = loop_of(pid, tmp_path)
+    with program.started(python, "-c", TASKS, "block") as (child, _):
+        until(lambda: "nanosleep" in Path(f"/proc/{child.pid}/stack").read_text())
+        loop = loop_of(child.pid, tmp_path)
     (task,) = [task for task in loop.tasks if task.awaits == "running"]
     assert task.name == "blocker" and task.frames[0][0] == "blocker"
     text = " ".join(program.run("report", "-i", "perf.data", "--summary", cwd=tmp_path).stdout.split())
-    assert f"event loop of {os.path.basename(python)} {pid}: " in text and "blocker blocks it in blocker" in text
+    assert f"event loop of {os.path.basename(python)} {child.pid}: " in text and "blocker blocks it in blocker" in text
 
 
 def test_tasks_that_a_coroutine_keeps_from_running_and_their_time(tmp_path: Path, python: str) -> None:
-    with running(python, BLOCKS) as (pid, _):
-        loops = run("-p", str(pid), "--duration", "3", cwd=tmp_path).recording.loops
+    with program.started(python, "-c", BLOCKS) as (child, _):
+        loops = run("-p", str(child.pid), "--duration", "3", cwd=tmp_path).recording.loops
     text = program.run("report", "--summary", cwd=tmp_path).stdout.replace("\n#", "")
     assert "Task-1 blocks it in main, 7 ready tasks wait for it" in " ".join(text.split())
     document = json.loads(program.run("report", "--by", "task", "--json", cwd=tmp_path).stdout)
@@ -177,8 +165,8 @@ def test_tasks_that_a_coroutine_keeps_from_running_and_their_time(tmp_path: Path
 
 
 def test_loop_that_runs_all_the_time_is_read_or_counted(tmp_path: Path, python: str) -> None:
-    with running(python, BUSY) as (pid, _):
-        recording = run("-p", str(pid), "--duration", "0.5", "--task-rate=0", cwd=tmp_path).recording
+    with program.started(python, "-c", BUSY) as (child, _):
+        recording = run("-p", str(child.pid), "--duration", "0.5", "--task-rate=0", cwd=tmp_path).recording
     tasks = [task.frames[-1][0] for loop in recording.loops for task in loop.tasks]
     is_blocked = recording.samples.has(SampleFlag.STILL_BLOCKED).any()
     assert tasks == ["f"] or not is_blocked or recording.losses[losses.EVENT_LOOP_UNREAD] == 1

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that hang: threads still blocked at the end have the stacks that gdb shows, to their roots, and the functions
-of Python, without flags and packages, and as an ordinary user."""
+"""Programs that hang: threads still blocked at the end have the stacks that gdb shows, to their roots, and the
+functions of Python, without flags and packages, and as an ordinary user."""
 
 import json
 import platform

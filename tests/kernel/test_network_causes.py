@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from builders.program import PATIENCE
+from builders.program import PATIENCE, started
 from kernel.recorder import MS, PROGRAM, run, until
 from kernel.two_hosts import CLIENT, SERVER, Link, command, dropping
 from kernel.whole_stacks import AS_POSTGRES
@@ -132,13 +132,9 @@ def test_a_connection_that_is_not_made(tmp_path: Path, link: Link) -> None:
     server = command("server", "handshake", 0, link.server)
     client = command("client", "handshake", 0, link.client)
     file = tmp_path / "perf.data"
-    with subprocess.Popen(server, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as listener:
-        assert listener.stdout and listener.stdout.readline() == "ready\n"
-        with subprocess.Popen(client, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout and process.stdout.readline() == "connecting\n"
-            subprocess.run([*PROGRAM, "-o", file, "-p", str(process.pid), "--duration", "1.2"], check=True)
-            process.kill()
-        listener.kill()
+    with started(*server) as (_, ready), started(*client) as (process, connecting):
+        assert (ready, connecting) == ("ready\n", "connecting\n")
+        subprocess.run([*PROGRAM, "-o", file, "-p", str(process.pid), "--duration", "1.2"], check=True)
     profile = load_profile([str(file)], SymbolizeOptions(inline=False))
     texts, code = texts_of(network_of(profile, classify(profile)))
     (row,) = np.flatnonzero(profile.is_still_blocked())

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders.disk import small_disk
-from builders.program import PATIENCE
+from builders.program import PATIENCE, started
 from kernel.recorder import MS, PROGRAM, bpf_programs_of, budget_of, lost, perf, until
 
 from perf_offcpu import losses
@@ -53,13 +53,9 @@ compute()
 @contextmanager
 def program() -> Iterator[tuple[int, int, int]]:
     """Yield (pid and thread that computes, thread that waits for ever, thread that sleeps 4 ms at a time)."""
-    with subprocess.Popen([sys.executable, "-c", THREADS], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        stuck, sleeper = map(int, process.stdout.readline().split())
-        try:
-            yield process.pid, stuck, sleeper
-        finally:
-            process.kill()
+    with started(sys.executable, "-c", THREADS) as (process, line):
+        stuck, sleeper = map(int, line.split())
+        yield process.pid, stuck, sleeper
 
 
 def record_naps(pid: int, sleeper: int, naps: int = 30, least_s: float = 0.4) -> None:
@@ -347,18 +343,13 @@ print(flush=True)
 @pytest.mark.long
 def test_a_pause_leaves_the_period_that_max_rate_has_chosen(tmp_path: Path) -> None:
     """It is no time without samples, nine windows long, after which the period would be a ninth."""
-    command = [sys.executable, "-c", NAPS]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stdout.readline()
+    with started(sys.executable, "-c", NAPS) as (process, _):
         options = "-p", str(process.pid), "--off-cpu-period", "0.01", "--max-rate", "500"
-        try:
-            with controlled(*options, cwd=tmp_path, several=False) as recorder:
-                time.sleep(0.5)
-                recorder.pause(0.9)
-                time.sleep(0.2)
-                recorder.end()
-        finally:
-            process.kill()
+        with controlled(*options, cwd=tmp_path, several=False) as recorder:
+            time.sleep(0.5)
+            recorder.pause(0.9)
+            time.sleep(0.2)
+            recorder.end()
     recording = load_recording(tmp_path / "perf.data")
     samples = recording.samples.take(np.argsort(recording.samples.time_ns, kind="stable"))
     samples = samples.take(samples.has(SampleFlag.SAMPLED))
@@ -408,7 +399,6 @@ while True: time.sleep(0.02)
 @pytest.mark.skipif(not SWITCH.exists(), reason="this CPU cannot be taken offline")
 def test_a_process_that_started_in_a_pause_on_a_cpu_that_came_back_has_its_name(tmp_path: Path) -> None:
     """Its CPU had no events by then. Without --switch-output no new file begins, with what runs already."""
-    started: subprocess.Popen[bytes] | None = None
     options = "-a", "-o", "out", "--off-cpu-thresh", "0"
     try:
         with controlled(*options, cwd=tmp_path, several=False) as recorder:
@@ -416,25 +406,21 @@ def test_a_process_that_started_in_a_pause_on_a_cpu_that_came_back_has_its_name(
             SWITCH.write_text("0")
             SWITCH.write_text("1")
             command = ["taskset", "-c", str(CPU), sys.executable, "-c", UNSEEN]
-            started = subprocess.Popen(command, stdout=subprocess.PIPE)
-            assert started.stdout is not None and started.stdout.readline()
-            recorder.tell("enable")
-            time.sleep(0.5)
-            said = recorder.end()
+            with started(*command) as (unseen, _):
+                recorder.tell("enable")
+                time.sleep(0.5)
+                said = recorder.end()
     finally:
         SWITCH.write_text("1")
-        if started is not None:
-            started.kill()
-            started.communicate()
     assert said.count(f"CPU {CPU} came online, and is recorded from here on") == 1
     recording = load_recording(tmp_path / "out")
     samples = recording.samples
-    mine = np.flatnonzero(samples.pid == started.pid)
+    mine = np.flatnonzero(samples.pid == unseen.pid)
     assert len(mine) and (samples.space[mine] >= 0).all()
     assert {recording.strings[row] for row in samples.comm[mine].tolist()} == {"came-unseen"}
     lives = recording.tasks.take(recording.tasks.tid == os.getpid())
     assert lives.begin_ns.tolist() == [0], "who was there before is not born"
-    assert f"came-unseen {started.pid}" in " ".join(perf("script", "-F", "comm,pid", "-i", tmp_path / "out").split())
+    assert f"came-unseen {unseen.pid}" in " ".join(perf("script", "-F", "comm,pid", "-i", tmp_path / "out").split())
 
 
 @pytest.mark.alone

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders.program import started
 from kernel.recorder import MS, PROGRAM, event, off_cpu, run, until
 
 from perf_offcpu.collect.bpf.kernel.facts import explore, pid_namespace_level
@@ -36,12 +37,8 @@ os.setresuid({user}, {user}, {user})
 print(flush=True)
 {NAPPING}
 """
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None and process.stdout.readline()
-        try:
-            yield process.pid
-        finally:
-            process.kill()
+    with started(sys.executable, "-c", script) as (process, _):
+        yield process.pid
 
 
 def recorded(directory: Path, *options: str) -> Recording:

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from builders.program import started
 from builders.zoo import as_file
 
 from perf_offcpu.build_ids import build_id_of, kernel_build_id, module_build_id
@@ -47,16 +48,12 @@ def test_other_kinds_are_refused_at_once_and_not_opened(make: Callable[[Path], N
 def test_a_lease_does_not_hold_the_reader_up(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"x")
-    holder = subprocess.Popen(
-        [sys.executable, "-c", _HOLD_A_LEASE, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert holder.stdout is not None and holder.stdin is not None
-    assert holder.stdout.readline() == b"held\n", "a file system without leases"
-    before = time.monotonic()
-    with pytest.raises(BlockingIOError):
-        open_regular(str(path))
-    assert time.monotonic() - before < 5
-    holder.communicate()
+    with started(sys.executable, "-c", _HOLD_A_LEASE, path) as (_, line):
+        assert line == "held\n", "a file system without leases"
+        before = time.monotonic()
+        with pytest.raises(BlockingIOError):
+            open_regular(str(path))
+        assert time.monotonic() - before < 5
 
 
 _HOLD_A_LEASE = """

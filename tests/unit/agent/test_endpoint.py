@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from builders.program import started
 
 from perf_offcpu.agent.config import make_config
 from perf_offcpu.agent.endpoint import Endpoint, Notifier, read_token
@@ -99,12 +100,9 @@ for number in range(10**9):
 
 
 def test_every_client_is_answered_during_a_flood(endpoint: Endpoint) -> None:
-    with subprocess.Popen([sys.executable, "-c", FLOOD, str(endpoint.port)], stdout=subprocess.PIPE) as flood:
-        try:
-            assert flood.stdout is not None and flood.stdout.readline() == b"flooding\n"
-            assert [get(endpoint, "/metrics")[0] for _ in range(50)] == [200] * 50
-        finally:
-            flood.kill()
+    with started(sys.executable, "-c", FLOOD, str(endpoint.port)) as (_, line):
+        assert line == "flooding\n"
+        assert [get(endpoint, "/metrics")[0] for _ in range(50)] == [200] * 50
 
 
 def test_a_slow_client_is_left_after_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,13 +149,11 @@ def test_a_user_with_many_connections_displaces_his_own(tmp_path: Path, monkeypa
         slow.sendall(b"GET /health ")
         path.chmod(0o666)
         path.parent.chmod(0o755)
-        pipe = subprocess.PIPE
-        with subprocess.Popen([sys.executable, "-c", IDLE, str(path)], stdin=pipe, stdout=pipe) as others:
-            assert others.stdout is not None and others.stdout.readline() == b"held\n"
+        with started(sys.executable, "-c", IDLE, path) as (_, line):
+            assert line == "held\n"
             assert answer_at(path).endswith(b"\r\nok\n")
             slow.sendall(b"HTTP/1.1\r\n\r\n")
             assert slow.recv(1 << 16).endswith(b"\r\nok\n"), "the oldest of all connections, of another user"
-            others.communicate(b"")
         with pytest.raises(UsageError, match="Address already in use"):
             Endpoint(f"unix:{path}", str, str)
     assert not path.exists()

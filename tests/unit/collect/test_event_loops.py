@@ -6,14 +6,14 @@ import mmap
 import os
 import random
 import struct
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from unittest.mock import Mock
 
 import pytest
+from builders.program import started
 
 from perf_offcpu.abi.counters import JIT_MAP
 from perf_offcpu.collect import jvms
@@ -93,11 +93,8 @@ def image(base: int, pid: int) -> bytearray:
 @contextmanager
 def victim() -> Iterator[tuple[int, int]]:
     """Yield (pid, address of SIZE bytes of its memory) of a process that waits."""
-    command = [sys.executable, "-S", "-c", VICTIM.format(size=SIZE)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
-        yield child.pid, int(child.stdout.readline())
-        child.kill()
+    with started(sys.executable, "-S", "-c", VICTIM.format(size=SIZE)) as (child, line):
+        yield child.pid, int(line)
 
 
 OLDER = """
@@ -156,10 +153,7 @@ def test_memory_that_is_damaged() -> None:
 def test_memory_of_an_older_version_that_is_damaged() -> None:
     """The mapped files of a process are for root."""
     pages, fd = set[int](), os.memfd_create("memory")
-    with ExitStack() as stack:
-        child = stack.enter_context(subprocess.Popen(["/usr/bin/python3", "-uc", OLDER], stdout=subprocess.PIPE))
-        stack.callback(child.kill)
-        assert child.stdout is not None and child.stdout.readline()
+    with started("/usr/bin/python3", "-uc", OLDER) as (child, _):
         tables = find_tables(child.pid)
         assert tables is not None and read_loop(child.pid, child.pid, tables, pages)
         with open(f"/proc/{child.pid}/mem", "rb", buffering=0) as file:

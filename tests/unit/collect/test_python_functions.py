@@ -3,13 +3,13 @@
 
 import os
 import random
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from builders.program import started
 
 from perf_offcpu.collect.existing.maps import parse_maps, read_maps
 from perf_offcpu.collect.python import functions
@@ -21,7 +21,7 @@ from perf_offcpu.collect.python.offsets import PYTHON, Section, read_runtime
 PROGRAM = """
 import time
 def deep(number):
-    return deep(number - 1) if number else sorted([number], key=lambda _: print(end="|", flush=True) or time.sleep(100))
+    return deep(number - 1) if number else sorted([number], key=lambda _: print(flush=True) or time.sleep(100))
 deep(40)
 """
 
@@ -42,11 +42,9 @@ def offsets_of(pid: int) -> dict[str, int]:
 def pid() -> Iterator[int]:
     """A process in forty functions of Python, and one more that C calls."""
     executable = str(Path(sys.executable).resolve())
-    with subprocess.Popen([executable, "-c", PROGRAM], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None and process.stdout.read(1)
+    with started(executable, "-c", PROGRAM) as (process, _):
         time.sleep(0.2)
         yield process.pid
-        process.kill()
 
 
 def test_functions_with_lines_and_calls_leaf_first(pid: int) -> None:
