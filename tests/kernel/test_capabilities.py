@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders.examples import examples
 from builders.program import PROGRAM
 from kernel.others import AS_NOBODY
 
@@ -19,19 +20,6 @@ pytestmark = [pytest.mark.beside, pytest.mark.long]
 
 ALL = [name.removeprefix("CAP_").lower() for name in USES]
 FEATURES = ("recording", "maps of others", "closed files", "kernel map", "large rings", "priority")
-
-# Without a capability these do not work; CAP_SYS_ADMIN is removed everywhere, as it stands for others.
-MISSING = {
-    "sys_admin": set(),
-    "bpf": set(FEATURES),
-    "perfmon": set(FEATURES),
-    "sys_ptrace": {"maps of others", "closed files"},
-    "dac_read_search": {"closed files"},
-    "syslog": {"kernel map"},
-    "ipc_lock": {"large rings"},
-    "sys_nice": {"priority"},
-    "checkpoint_restore": set(),
-}
 
 
 @pytest.fixture
@@ -86,6 +74,9 @@ def kernel_names(recording: object) -> set[str]:
     return {strings[path] for path in dsos.path[maps.dso[maps.space < 0]].tolist()}
 
 
-@pytest.mark.parametrize("without", MISSING)
-def test_each_capability_is_needed_for_what_the_table_says(without: str, napper: int, tmp_path: Path) -> None:
-    assert works(without, napper, tmp_path) == set(FEATURES) - MISSING[without]
+@pytest.mark.parametrize(("without", "missing"), examples("kernel/examples.txt", "capabilities"))
+def test_each_capability_is_needed_for_what_the_table_says(
+    without: str, missing: str, napper: int, tmp_path: Path
+) -> None:
+    lost = set(FEATURES) if missing == "everything" else {*missing.split(", ")} - {""}
+    assert works(without, napper, tmp_path) == set(FEATURES) - lost

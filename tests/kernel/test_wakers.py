@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders.examples import examples
 from builders.profile import functions_of
 from builders.program import run as perf_offcpu
 from kernel.bpf_output import NO_ID, NOT_KNOWN
@@ -63,12 +64,7 @@ def of_pipes(function: str) -> str:
     return newer if newer in kernel_symbols()[1] else function
 
 
-@pytest.mark.parametrize(("sleeper", "kernel_function", "waker"), [
-    ("locker-a", "futex_wait", "locker-b"),
-    ("locker-b", "futex_wait", "locker-a"),
-    ("pipe-reader", "pipe_read", "pipe-writer"),
-    ("cond-waiter", "futex_wait", "cond-signaler"),
-])  # fmt: skip
+@pytest.mark.parametrize(("sleeper", "kernel_function", "waker"), examples("kernel/examples.txt", "wakers"))
 def test_a_thread_is_woken_by_the_one_that_lets_it_go(run: Run, sleeper: str, kernel_function: str, waker: str) -> None:
     rows = run.waits(sleeper, of_pipes(kernel_function))
     inside = rows[run.samples.switch_out_ns[rows] > run.threads[sleeper].begin_ns + 25 * MS]

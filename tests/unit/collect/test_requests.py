@@ -56,18 +56,16 @@ def test_commands_are_carried_out_up_to_the_expected_one() -> None:
     assert place.said == []
 
 
-@pytest.mark.parametrize(("commands", "rotation", "period_ns", "sentence"), [
-    ("snapshot\nperiod 7\n", None, 2 * MS, "there is no --switch-output"),
-    ("period x\n", Rotation(), 2 * MS, "--control: period x: not a length of time"),
-    ("period \x1b[2J\n", Rotation(), 2 * MS, "--control: period \\x1b[2J: not a length of time"),
-    ("period 0\n", Rotation(), 2 * MS, "--control: period 0: at least 1us"),
-    ("period 7\n", Rotation(), 0, "waits are not sampled by length"),
-])  # fmt: skip
-def test_bad_requests_change_nothing(commands: str, rotation: Rotation | None, period_ns: int, sentence: str) -> None:
-    place = Place(commands, rotation, period_ns)
+@pytest.mark.parametrize(
+    ("commands", "rotation", "period", "sentence"), examples("unit/collect/examples.txt", "requests")
+)
+def test_bad_requests_change_nothing(commands: str, rotation: str, period: str, sentence: str) -> None:
+    lines = [line.encode().decode("unicode_escape") for line in commands.split("; ")]
+    text = "".join(f"{line}\n" for line in lines)
+    place = Place(text, parse_rotation(rotation) if rotation else None, int(period))
     assert not place.requests.obey("disable") and not place.requests.take_rotate()
-    assert place.requests.period_ns == period_ns
-    assert len(place.said) == commands.count("\n") and all(sentence in one for one in place.said)
+    assert place.requests.period_ns == int(period)
+    assert len(place.said) == len(lines) and all(sentence in one for one in place.said)
 
 
 class Files(FileSeries):

@@ -56,15 +56,12 @@ def test_other_lines_are_passed_over(line: bytes) -> None:
     assert names_at(b"2000 10 good\n" + line, 0x1000, 0x2000) == ["", "good"], "a last line that is being written"
 
 
-@pytest.mark.parametrize(("text", "names"), [
-    (b"1000 100 old\n3000 10 other\n1000 100 new\n", {0x1000: "new", 0x3000: "other"}),
-    (b"1000 100 old\n1080 100 new\n", {0x1000: "", 0x1080: "new", 0x117F: "new"}),
-    (b"1080 100 old\n1000 100 new\n", {0x1000: "new", 0x10FF: "new", 0x1100: ""}),
-    (b"1000 1000 whole\n1100 10 part\n", {0x1000: "whole", 0x1100: "part", 0x1110: "whole"}),
-])  # fmt: skip
-def test_later_lines_win(text: bytes, names: dict[int, str]) -> None:
+@pytest.mark.parametrize(("text", "names"), examples("unit/objects/files.txt", "perf maps"))
+def test_later_lines_win(text: str, names: str) -> None:
     """Over the same place, and over what they overlap; what lies inside something larger is shown."""
-    assert names_at(text, *names) == [*names.values()]
+    places = [place.partition(" ")[::2] for place in names.split(", ")]
+    lines = (text.replace(" ⏎ ", "\n") + "\n").encode()
+    assert names_at(lines, *(int(address, 16) for address, _ in places)) == [name for _, name in places]
 
 
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(1, 60)), max_size=30))

@@ -110,17 +110,11 @@ def test_stacks_are_kept_by_hash(stacks: UserStacks) -> None:
     assert UserStacks().find(np.array([7, 0], np.uint64)).offsets.tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize(("hashes", "frames"), [
-    ([], []),
-    ([30], [[1, 2, 3]]),
-    ([10, 30, 10], [[4, 5], [1, 2, 3], [4, 5]]),
-    ([0, 11, 2**64 - 2], [[], [], []]),  # before, between and behind the known ones
-    ([2**64 - 1, 30, 0, 10], [[], [1, 2, 3], [], [4, 5]]),
-])  # fmt: skip
-def test_stacks_are_found_in_the_order_asked(stacks: UserStacks, hashes: list[int], frames: list[list[int]]) -> None:
-    found = stacks.find(np.array(hashes, np.uint64))
+@pytest.mark.parametrize(("hashes", "frames"), examples("unit/collect/examples.txt", "stacks by hash"))
+def test_stacks_are_found_in_the_order_asked(stacks: UserStacks, hashes: str, frames: str) -> None:
+    found = stacks.find(np.array(hashes.split(), np.uint64))
     found.check()
-    assert [found.row(row).tolist() for row in range(len(found))] == frames
+    assert "; ".join(" ".join(map(str, found.row(row))) or "none" for row in range(len(found))) == frames
 
 
 def test_a_kernel_without_the_tracepoint_is_too_old() -> None:

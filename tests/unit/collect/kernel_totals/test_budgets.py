@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders.examples import examples
 from numpy.typing import NDArray
 
 from perf_offcpu.abi.attr import Attr, SampleType
@@ -127,27 +128,14 @@ def corrected(row: NDArray[Any]) -> dict[str, int]:
 
 
 NEARLY_ALL = {"running": 990, "runnable": 10}
-TAKEN = {"running": 1_000_000, "uninterruptible": 100}
 
 
-@pytest.mark.parametrize(("figures", "counted", "expected"), [
-    # states get what was counted too much as delay after wake-ups
-    ((10, 600, 200), {"running": 500, "runnable": 300, "preempted": 100, "interruptible": 90, "idle": 10},
-     {"running": 600, "runnable": 100, "preempted": 100, "interruptible": 180, "idle": 20}),
-    # delay is known without wake-ups
-    ((10, 500, 200), {"running": 500, "preempted": 30, "interruptible": 400, "idle": 100},
-     {"running": 500, "runnable": 170, "preempted": 30, "interruptible": 264, "idle": 66}),
-    # time on a CPU that the kernel does not count: only some us a switch can be those of the switch itself
-    ((1, 700_000, 0), TAKEN, {"unknown": 295_000, "running": 700_000, "uninterruptible": 5_100}),
-    ((1, 900, 50), {"running": 1000}, {"unknown": 50, "running": 900, "runnable": 50}),
-    # figures beyond the wall time: the last run of a thread that runs at the end may be some ns too long
-    ((3, 995, 20), NEARLY_ALL, {"running": 995, "runnable": 5}), ((3, 1005, 20), NEARLY_ALL, {"running": 1000}),
-    ((0, 5, 5), NEARLY_ALL, NEARLY_ALL),
-])  # fmt: skip
-def test_the_kernels_figures_correct_what_was_counted(
-    figures: tuple[int, int, int], counted: dict[str, int], expected: dict[str, int]
-) -> None:
-    assert corrected(switched(*figures, **counted)) == expected
+@pytest.mark.parametrize(("figures", "counted", "expected"), examples("unit/collect/examples.txt", "figures"))
+def test_the_kernels_figures_correct_what_was_counted(figures: str, counted: str, expected: str) -> None:
+    before, after = (
+        {n: int(ns) for n, ns in (word.split("=") for word in text.split())} for text in (counted, expected)
+    )
+    assert corrected(switched(*map(int, figures.split()), **before)) == after
 
 
 def test_own_counts_stay_where_the_kernel_has_none() -> None:

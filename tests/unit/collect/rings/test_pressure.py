@@ -7,6 +7,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from builders.examples import examples
 
 from perf_offcpu.abi.records import CpuMode, Misc, RecordType
 from perf_offcpu.binary.fields import Buffer
@@ -86,15 +87,9 @@ def test_a_failed_write_counts_too(clocks: SimpleNamespace) -> None:
     assert pressure.full.file_s == 3.0
 
 
-@pytest.mark.parametrize(("full", "begin"), [
-    (TimeSpent(1.2, 0.9, 0.1), "the file took no bytes for 0.90 of the 1.20 s"),
-    (TimeSpent(1.2, 0.05, 1.1), "the recorder was busy for 1.10 of the 1.20 s"),
-    (TimeSpent(1.2, 0.05, 0.1, 0.95), "the recorder had no CPU for 0.95 of the 1.20 s"),
-    (TimeSpent(2.0, 0.05, 0.1), "the recorder waited for the kernel for 1.85 of the 2.00 s"),
-    (TimeSpent(), "rings filled before the recorder looked: "),
-])  # fmt: skip
-def test_the_cause_is_named_that_took_most_of_the_time(full: TimeSpent, begin: str) -> None:
-    assert remedy(full, copies=False, compressed=False).startswith(begin)
+@pytest.mark.parametrize(("seconds", "begin"), examples("unit/collect/examples.txt", "full rings"))
+def test_the_cause_is_named_that_took_most_of_the_time(seconds: str, begin: str) -> None:
+    assert remedy(TimeSpent(*map(float, seconds.split())), copies=False, compressed=False).startswith(begin)
 
 
 def test_only_what_can_be_changed_is_proposed() -> None:
@@ -141,18 +136,13 @@ def mapped(name: bytes, prot: int) -> bytes:
     return mmap2(CpuMode.USER, values, misc=0 if prot & EXECUTE else Misc.MMAP_DATA)
 
 
-@pytest.mark.parametrize(("name", "prot", "stays"), [
-    (b"/nowhere/libc.so.6", READ | EXECUTE, True), (b"/nowhere/libc.so.6", READ, True),
-    (b"/nowhere/libc.so.6", READ | WRITE, False), (b"//anon", READ | WRITE, False),
-    (b"//anon", READ, False), (b"//anon", READ | WRITE | EXECUTE, True),
-    (b"[stack]", READ | WRITE, False), (b"[vvar]", READ, False), (b"[vdso]", READ | EXECUTE, True),
-])  # fmt: skip
-def test_maps_of_own_data_are_left_out(name: bytes, prot: int, stays: bool) -> None:
+@pytest.mark.parametrize(("name", "prot", "stays"), examples("unit/collect/examples.txt", "maps of data"))
+def test_maps_of_own_data_are_left_out(name: str, prot: str, stays: str) -> None:
     side_band, kept = SideBand(MappedBuildIds(), KernelMaps(), Losses()), list[Buffer]()
     side_band.sink = SimpleNamespace(append=lambda *pieces: kept.extend(pieces))
-    record = mapped(name, prot)
+    record = mapped(name.encode(), sum({"r": READ, "w": WRITE, "x": EXECUTE}[letter] for letter in prot))
     side_band.append(COMM + record, record + COMM)
-    assert b"".join(map(bytes, kept)) == COMM + 2 * stays * record + COMM
+    assert b"".join(map(bytes, kept)) == COMM + 2 * bool(stays) * record + COMM
     side_band.close()
 
 
