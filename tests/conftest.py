@@ -90,15 +90,9 @@ def own_caches(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixture
     home.mkdir()
     kept = {name: value for name, value in os.environ.items() if KEPT.fullmatch(name)}
     os.environ.clear()
-    os.environ |= kept | {
-        "HOME": str(home),
-        "LANG": "C.UTF-8",
-        "TZ": "UTC",
-        "PERF_BUILDID_DIR": str(caches / "debug"),
-        "PERF_CONFIG": str(caches / "perfconfig"),
-        "XDG_CACHE_HOME": str(cache),
-        "DEBUGINFOD_CACHE_PATH": str(caches / "debuginfod"),
-    }
+    os.environ |= kept | {"HOME": str(home), "LANG": "C.UTF-8", "TZ": "UTC", "XDG_CACHE_HOME": str(cache)}
+    os.environ |= {"PERF_BUILDID_DIR": str(caches / "debug"), "PERF_CONFIG": str(caches / "perfconfig")}
+    os.environ["DEBUGINFOD_CACHE_PATH"] = str(caches / "debuginfod")
     time.tzset()
     os.umask(0o022)
 

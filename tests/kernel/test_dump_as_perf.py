@@ -111,13 +111,9 @@ def test_the_same_tasks_and_mappings(recording: Both) -> None:
     maps = re.findall(
         r" (0x\w+) \[\w+\]: PERF_RECORD_MMAP2? (-?\d+)/(-?\d+): \[(\w+)\((\w+)\) @ (\w+)[^]]*\]: \S+ (.*)$", text, re.M
     )
+    places = ("addr", "len", "pgoff")
     mapped = {
-        (
-            f"{row.offset:#x}",
-            *ids_of(row),
-            *(shown(row, name) for name in ("addr", "len", "pgoff")),
-            name_of(row, "filename"),
-        )
+        (f"{row.offset:#x}", *ids_of(row), *(shown(row, one) for one in places), name_of(row, "filename"))
         for row in records
         if row.name in ("PERF_RECORD_MMAP", "PERF_RECORD_MMAP2")
     }

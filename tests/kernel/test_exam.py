@@ -174,17 +174,11 @@ kill $!
 less than a hundredth of its time, its start included: on a slow machine it sleeps for longer."""
 
 
-@pytest.mark.parametrize(
-    ("command", "first", "apart"),
-    [
-        (("sh", "-c", "x=$(sleep 0.2)"), "sleep", "pipe"),
-        (("sh", "-c", "x=$(sh -c 'sleep 0.2 &')"), "sleep", "pipe"),
-        (("sh", "-c", NAPS_BESIDE), "disk", "sleep"),
-    ],
-    ids=["child", "grandchild", "naps"],
-)
-def test_what_takes_others_time_stands_apart(tmp_path: Path, command: tuple[str, ...], first: str, apart: str) -> None:
-    perf_offcpu("record", "-q", "-e", "none", "--", *command, cwd=tmp_path)
+@pytest.mark.parametrize(("script", "first", "apart"), [
+    ("x=$(sleep 0.2)", "sleep", "pipe"), ("x=$(sh -c 'sleep 0.2 &')", "sleep", "pipe"), (NAPS_BESIDE, "disk", "sleep"),
+], ids=["child", "grandchild", "naps"])  # fmt: skip
+def test_what_takes_others_time_stands_apart(tmp_path: Path, script: str, first: str, apart: str) -> None:
+    perf_offcpu("record", "-q", "-e", "none", "--", "sh", "-c", script, cwd=tmp_path)
     verdict = summarize(load_profile([str(tmp_path / "perf.data")], SymbolizeOptions(inline=False))).verdict
     assert verdict
     causes = [cause.wait_class for cause in verdict.causes if cause.wait_class != "runqueue"]

@@ -204,10 +204,8 @@ def test_signal_switches_and_only_the_last_files_are_kept(tmp_path: Path) -> Non
     born = subprocess.Popen(["sh", "-c", "while sleep 0.002 | cat; do :; done"], start_new_session=True)
     process = subprocess.Popen(
         [*PROGRAM, "--switch-output", "--switch-max-files", "2", "-a", "-m", "16M"],
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+        cwd=tmp_path, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
     until(lambda: parts(tmp_path))
     first = parts(tmp_path)[0]
     for _ in range(2):

@@ -20,11 +20,8 @@ pytestmark = pytest.mark.beside
 
 UNKNOWN = "[unknown]"
 
-RECORDINGS = {
-    "chains": ["-g", "-e", "cpu-clock", "-F", "2000"],
-    "faults": ["-g", "-e", "page-faults", "-c", "1"],
-    "switches": ["-g", "-e", "sched:sched_switch"],
-}
+RECORDINGS = {"chains": "-g -e cpu-clock -F 2000", "faults": "-g -e page-faults -c 1"}
+RECORDINGS |= {"switches": "-g -e sched:sched_switch"}
 
 
 @pytest.fixture(scope="module", params=["chains", pytest.param("faults", marks=pytest.mark.long), "switches"])
@@ -34,7 +31,7 @@ def recording(request: pytest.FixtureRequest, waiter: Path, tmp_path_factory: py
     counting = "i=0; while [ $i -lt 3000 ]; do i=$((i+1)); read line < /proc/self/stat; done"
     script = f"'{waiter}' --rounds 2; ls -R /etc; {counting}"
     workload = ["sh", "-c", f"{{ {script}; }} > /dev/null"]
-    command: list[str | Path] = ["perf", "record", "-o", path, *RECORDINGS[request.param], "--", *workload]
+    command: list[str | Path] = ["perf", "record", "-o", path, *RECORDINGS[request.param].split(), "--", *workload]
     subprocess.run(command, cwd=path.parent, capture_output=True, check=True, timeout=120)
     return path
 

@@ -55,12 +55,8 @@ _OF_PROFILES = "analysis causality callpaths convert script dataset report push"
 FORBIDDEN |= {(room, "decode") for room in _OF_PROFILES.split()}
 
 # Each costs tens of milliseconds or more to import, so few places import it, where it is used.
-SOLE_IMPORTERS: dict[str, str | tuple[str, ...]] = {
-    "bcc": "collect/",
-    "elftools": "objects/elf/headers.py",
-    "networkx": "convert/",
-}
-SOLE_IMPORTERS |= {"pandas": "convert/dataframe.py", "polars": "convert/dataframe.py"}
+SOLE_IMPORTERS: dict[str, str | tuple[str, ...]] = {"bcc": "collect/", "elftools": "objects/elf/headers.py"}
+SOLE_IMPORTERS |= {"pandas": "convert/dataframe.py", "polars": "convert/dataframe.py", "networkx": "convert/"}
 SOLE_IMPORTERS |= {"textual": ("top/screen.py", "top/flame_view.py"), "shtab": "commands/completion.py"}
 SOLE_IMPORTERS |= {"pyarrow": "dataset/", "fsspec": "dataset/", "duckdb": "fleet/", "ibis": "fleet/", "grpc": "push/"}
 

@@ -100,15 +100,8 @@ def _install(directory: Path, machine: Machine) -> None:
     """Install packages that are missing, and the virtual environment from a copy of the project."""
     say(f"Installing what the project requires in {directory.name}")
     with mounted(directory), no_services(directory):
-        apt: tuple[str | Path, ...] = (
-            "chroot",
-            directory,
-            "env",
-            "DEBIAN_FRONTEND=noninteractive",
-            "apt-get",
-            "-qq",
-            *STALE,
-        )
+        words = "env DEBIAN_FRONTEND=noninteractive apt-get -qq".split()
+        apt: tuple[str | Path, ...] = ("chroot", directory, *words, *STALE)
         run(*apt, "update")
         install = (*apt, "install", "-y", "--no-install-recommends", *_packages(machine))
         if machine.user:

@@ -51,7 +51,7 @@ class Receiver:
             return self.replies.pop(0)
         if request.path not in ROUTES:
             return Reply(404, {"Content-Type": "text/plain; charset=utf-8"}, b"404 page not found\n")
-        needed, take, kind = ROUTES[request.path]
+        needed, take = ROUTES[request.path]
         if wrong := {name for name, value in needed.items() if request.headers.get(name) != value}:
             return Reply(415, body=str(wrong).encode())
         try:
@@ -59,25 +59,23 @@ class Receiver:
         except (Rejected, Malformed, json_format.ParseError) as problem:
             text = {"code": "invalid_argument", "message": str(problem)}
             return Reply(400, {"Content-Type": "application/json"}, json.dumps(text).encode())
+        kind = needed["content-type"]
         return Reply(200, {"Content-Type": kind}, b"{}" if kind == "application/json" else b"")
 
 
-Route = tuple[dict[str, str], Callable[[bytes], list[Series]], str]
+Route = tuple[dict[str, str], Callable[[bytes], list[Series]]]
 ROUTES: dict[str, Route] = {
     "/push.v1.PusherService/Push": (
         {"content-type": "application/proto", "connect-protocol-version": "1"},
         rules.pyroscope_push,
-        "application/proto",
     ),
     "/api/profiles/writeraw": (
         {"content-type": "application/json"},
         lambda body: rules.parca_write_raw(json_format.Parse(body, rules.WriteRawRequest())),
-        "application/json",
     ),
     "/v1development/profiles": (
         {"content-type": "application/x-protobuf", "content-encoding": "gzip"},
         lambda body: otlp.export(gzip.decompress(body)),
-        "application/x-protobuf",
     ),
 }
 METHODS: dict[str, Callable[[bytes], list[Series]]] = {

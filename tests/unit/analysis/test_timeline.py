@@ -144,11 +144,7 @@ def test_a_mark_ends_before_the_next_event_of_its_track(
     everywhere = np.ones(len(track), np.bool_)
     timeline = Timeline([], track, everywhere, ~everywhere, begin, begin + length, 0)
     queued = begin + length // 2
-    edges = [
-        *zip(track, begin, strict=True),
-        *zip(track, queued, strict=True),
-        *zip(track, begin + length, strict=True),
-    ]
+    edges = [edge for times in (begin, queued, begin + length) for edge in zip(track, times, strict=True)]
     marks = mark_lengths(timeline, queued, *np.array([*arrows, (2, 7)], np.int64).T)
     later = [(*arrow, number) for number, arrow in enumerate([*arrows, (2, 7)])]
     for (waker, at, number), mark in zip(later, marks.tolist(), strict=True):

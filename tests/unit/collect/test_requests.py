@@ -112,11 +112,8 @@ class Pausing(Session):
 def test_commands_that_come_with_disable_need_no_wait(commands: str, rotation: str, steps: str) -> None:
     session: Any = Pausing("".join(f"{command}\n" for command in commands.split()), parse_rotation(rotation))
     went_on = session._pause(None)
-    assert session.steps == [
-        "Events disabled",
-        *filter(None, steps.split(", ")),
-        *(["Events enabled"] if went_on else []),
-    ]
+    end = ["Events enabled"] if went_on else []
+    assert session.steps == ["Events disabled", *filter(None, steps.split(", ")), *end]
     assert went_on == ("go on" in steps) == (not session.paused)
 
 

@@ -85,11 +85,8 @@ def test_budgets_of_a_thread_between_pauses_are_one_row() -> None:
         interruptible_ns=[200, 0, 0, 90, 0],
     )  # fmt: skip
     table = budgets(profile)
-    assert table.rows == [
-        BudgetRow("new", 1, 1, 900, 700, 0, {"S": 200}, 0),
-        BudgetRow("", 1, 2, 800, 700, 0, {"S": 90}, 10),
-        BudgetRow("", 1, 2, 500, 500, 0, {}, 0),
-    ]
+    known = [BudgetRow("new", 1, 1, 900, 700, 0, {"S": 200}, 0), BudgetRow("", 1, 2, 800, 700, 0, {"S": 90}, 10)]
+    assert table.rows == [*known, BudgetRow("", 1, 2, 500, 500, 0, {}, 0)]
     assert table.total and (table.total.wall, table.total.threads) == (2200, 3)
     assert [row.threads for row in budgets(profile, by="pid").rows] == [3]
 

@@ -150,11 +150,9 @@ def test_sleeps_have_a_name_without_an_object(tmp_path: Path) -> None:
     assert profile.samples.asked_ns.tolist() == [5, -1, -1]
 
 
-@pytest.mark.parametrize(
-    ("exit_ns", "waker", "name"),
-    [(79, 20, "any child"), (95_000, 20, ""), (79, 10, ""), (79, 30, "")],
-    ids=["exits", "exits later", "of its process", "lives on"],
-)
+@pytest.mark.parametrize(("exit_ns", "waker", "name"), [
+    (79, 20, "any child"), (95_000, 20, ""), (79, 10, ""), (79, 30, ""),
+], ids=["exits", "exits later", "of its process", "lives on"])  # fmt: skip
 def test_a_signal_of_an_ending_process_is_that_of_a_child(exit_ns: int, waker: int, name: str, tmp_path: Path) -> None:
     ends = task(CLOCK, RecordType.EXIT, 20, 20, exit_ns)
     signalled = wait(0, syscall=Call.SUSPEND, waker_pid=waker, waker_tid=20 if waker == 10 else waker, wakeup_ns=80)

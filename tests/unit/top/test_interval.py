@@ -39,13 +39,8 @@ def profile() -> Profile:
     builder.sample("idle", [kernel("do_epoll_wait")], 2 * S, tid=4, pid=4, time_ns=12 * S, flags=BLOCKED, syscall=232)
     built = builder.build()
     columns = "pid tid running_ns runnable_ns interruptible_ns uninterruptible_ns".split()
-    rows = [
-        (1, 1, S // 2, S // 4, S + S // 4, 0),
-        (1, 2, S, 0, S, 0),
-        (3, 3, 0, 0, 0, 2 * S),
-        (4, 4, 0, 0, 2 * S, 0),
-        (5, 5, 2 * S, 0, 0, 0),
-    ]
+    rows = [(1, 1, S // 2, S // 4, S + S // 4, 0), (1, 2, S, 0, S, 0), (3, 3, 0, 0, 0, 2 * S)]
+    rows += [(4, 4, 0, 0, 2 * S, 0), (5, 5, 2 * S, 0, 0, 0)]
     spent = {name: np.array(column) for name, column in zip(columns, zip(*rows, strict=True), strict=True)}
     built.budget = Budget.filled(len(rows), begin_ns=10 * S, end_ns=12 * S, **spent)
     return built

@@ -80,15 +80,10 @@ def test_a_sum_waits_for_its_first_drawn_stack() -> None:
     assert stacks.share(np.zeros(0, DTYPE), end_of_file=True)[times].tolist() == [(100, 2, 1, 2, 60, 0)]
 
 
-@given(
-    st.lists(
-        st.tuples(
-            st.integers(1, 3), st.integers(0, 1), st.integers(0, 4), st.integers(1, 2**45), st.integers(1, 2**30)
-        ),
-        max_size=40,
-    ),
-    st.integers(1, 5),
-)
+ROWS = st.tuples(*(st.integers(*bounds) for bounds in ((1, 3), (0, 1), (0, 4), (1, 2**45), (1, 2**30))))
+
+
+@given(st.lists(ROWS, max_size=40), st.integers(1, 5))
 def test_times_and_numbers_of_each_sum_are_conserved(rows: list[tuple[int, ...]], drains: int) -> None:
     made = [
         row(tid, max(ns, count), count, flags=flags, runq_ns=ns // 2, **({"stack": stack} if stack else {}))
