@@ -41,7 +41,7 @@ USES: Final = {
     ),
 }
 """Capability → (number, what is missing without it), most important first. CAP_SYS_ADMIN alone stands for CAP_BPF,
-CAP_PERFMON, CAP_SYSLOG's and CAP_CHECKPOINT_RESTORE's part, too. tests/kernel/test_capabilities.py removes each."""
+CAP_PERFMON, CAP_SYSLOG's and CAP_CHECKPOINT_RESTORE's part, too. tests/kernel/test_unprivileged.py removes each."""
 _VERSION_3: Final = 0x20080522
 _PR_SET_NO_NEW_PRIVS: Final = 38
 _NEEDED = {"CAP_PERFMON": CAP_PERFMON, "CAP_BPF": CAP_BPF}  # since 5.8; CAP_SYS_ADMIN before

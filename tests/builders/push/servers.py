@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from builders.push import otlp, rules
+from builders.push import rules
 from builders.push.published import Malformed, parse
 from builders.push.rules import Rejected, Series
 from google.protobuf import json_format
@@ -75,11 +75,11 @@ ROUTES: dict[str, Route] = {
     ),
     "/v1development/profiles": (
         {"content-type": "application/x-protobuf", "content-encoding": "gzip"},
-        lambda body: otlp.export(gzip.decompress(body)),
+        lambda body: rules.otlp_export(gzip.decompress(body)),
     ),
 }
 METHODS: dict[str, Callable[[bytes], list[Series]]] = {
-    "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export": otlp.export,
+    "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export": rules.otlp_export,
     "/parca.profilestore.v1alpha1.ProfileStoreService/WriteRaw": lambda body: rules.parca_write_raw(
         parse(rules.WriteRawRequest, body)
     ),
