@@ -45,13 +45,10 @@ def test_foreign_flag_bits_are_mirrored_within_each_byte() -> None:
     assert unpack_attr(data, ">").flags == AttrFlag.DISABLED | AttrFlag.MMAP
 
 
-@pytest.mark.parametrize(("state", "letter"), [
-    (0, "R"), (TaskState.INTERRUPTIBLE, "S"), (TaskState.UNINTERRUPTIBLE, "D"),
-    (TaskState.UNINTERRUPTIBLE | TaskState.NOLOAD, "I"), (TaskState.UNINTERRUPTIBLE | 0x100, "D"),  # killable
-    (TaskState.STOPPED | 0x100, "T"), (TaskState.TRACED, "t"), (TaskState.EXIT_DEAD, "X"), (TaskState.EXIT_ZOMBIE, "Z"),
-    (TaskState.PARKED, "P"), (TaskState.RTLOCK_WAIT, "D"), (TaskState.FROZEN, "D"), (-1, ""),
-])  # fmt: skip
-def test_letters(state: int, letter: str) -> None:
+@pytest.mark.parametrize(("words", "letter"), examples("unit/examples.txt", "task states"))
+def test_letters(words: str, letter: str) -> None:
+    names = TaskState.__members__
+    state = sum(names[word] if word in names else int(word, 16) for word in words.split())
     assert state_letter(state) == letter
     assert state_letter(TaskState.INTERRUPTIBLE | max(state, 0), preempted=True) == "R", "whatever its state"
 

@@ -14,6 +14,7 @@ import pytest
 import zstandard
 from builders import zoo
 from builders.compare import assert_same
+from builders.examples import examples
 from builders.recording import BASE, TRACKING, S, event, side, write
 from builders.zoo import zeros_packed
 from hypothesis import given
@@ -109,20 +110,10 @@ def by_build_id(spec: EventSpec, size: int = 20, time: int = 5) -> bytes:
     return side(spec, RecordType.MMAP2, 2 | FLAG, time=time, **NAME, **held)
 
 
-@pytest.mark.parametrize(("record", "spec", "is_leaked"), [
-    (by_inode(PLAIN, maj=254), PLAIN, True),
-    (by_inode(PLAIN, maj=8), PLAIN, True),  # could be a build-id of 8 bytes, but nobody asked for one
-    (by_inode(PLAIN, maj=0), PLAIN, True),
-    (by_inode(ASKING, maj=254), ASKING, True),  # no build-id has 254 bytes
-    (by_inode(PLAIN, maj=254, time=0), PLAIN, True),
-    (by_build_id(PLAIN, time=0), PLAIN, False),  # perf's own, not the kernel's
-    (by_build_id(PLAIN, 8, time=0), PLAIN, False),
-    (by_build_id(PLAIN), PLAIN, False),
-    (by_build_id(PLAIN, 16), PLAIN, False),
-    (by_build_id(ASKING), ASKING, False),
-    (by_build_id(ASKING, 8), ASKING, False),
-])  # fmt: skip
-def test_which_flags_are_leaked(record: bytes, spec: EventSpec, is_leaked: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("form", "asks", "number", "time", "leaked"), examples("unit/examples.txt", "leaked flags"))
+def test_which_flags_are_leaked(form: str, asks: str, number: str, time: str, leaked: str, tmp_path: Path) -> None:
+    spec, make = ASKING if asks else PLAIN, by_inode if form == "inode" else by_build_id
+    record, is_leaked = make(spec, int(number), int(time)), bool(leaked)
     path = write(tmp_path / "perf.data", [spec], [record])
     with PerfDataReader.open(path) as reader:
         (chunk,) = reader.chunks()
