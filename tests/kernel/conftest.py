@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fixtures of the tests on the running kernel."""
 
+import os
 import shutil
 import subprocess
 import tempfile
@@ -51,3 +52,13 @@ def database() -> Iterator[Path]:
 def link() -> Iterator[Link]:
     with two_hosts() as link:
         yield link
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A directory that everybody can reach and write to."""
+    for directory in (tmp_path, *tmp_path.parents):
+        if directory.stat().st_uid == os.getuid():
+            directory.chmod(directory.stat().st_mode | 0o755)
+    tmp_path.chmod(0o777)
+    return tmp_path

@@ -218,11 +218,8 @@ def test_what_the_kernel_refuses_or_another_compiler_made_is_compiled_anew(
     place: Path, compiled: list[str], what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe, cache = recipe_of(SMALL, monkeypatch), ProgramCache(DiskCache(str(place)))
-    changes = {
-        "program": {"functions": dict.fromkeys(recipe.functions, REFUSED)},
-        "types": {"btf": b"no BTF"},
-        "compiler": {},
-    }
+    functions = dict.fromkeys(recipe.functions, REFUSED)
+    changes = {"program": {"functions": functions}, "types": {"btf": b"no BTF"}, "compiler": {}}
     keep(recipe, cache, "another" if what == "compiler" else bpf_compile.compiler(), **changes[what])
     wrong = cache.read(recipe)
     before = len(os.listdir("/proc/self/fd")), program_ids()

@@ -168,11 +168,8 @@ def test_loops_go_back_by_jumps(asked: dict[str, Any], monkeypatch: pytest.Monke
     )
     OffCpuProgram(OffCpuConfig(in_switch=True, **asked)).close()
     assert {name: found for name, code in codes.items() if (found := falls_back(code))} == {}
-    assert falls_back(
-        bytes.fromhex(
-            "b7000000000000000500010000000000b700000000000000b7000000000000001500fdff000000009500000000000000"
-        )
-    ) == [2]
+    code = "b7000000000000000500010000000000b700000000000000b7000000000000001500fdff000000009500000000000000"
+    assert falls_back(bytes.fromhex(code)) == [2]
 
 
 class Nowhere:

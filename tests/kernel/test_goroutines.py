@@ -22,11 +22,8 @@ from perf_offcpu.model.recording import EventLoop, LoopTask, Recording
 from perf_offcpu.objects.functions import load_elf_symbols
 
 SOURCE = Path(__file__).parents[1] / "workload" / "programs" / "goroutines.go"
-pytestmark = [
-    pytest.mark.beside,
-    pytest.mark.long,
-    pytest.mark.skipif(shutil.which("go") is None, reason="no go here (Debian: golang-go)"),
-]
+NEEDS_GO = pytest.mark.skipif(shutil.which("go") is None, reason="no go here (Debian: golang-go)")
+pytestmark = [pytest.mark.beside, pytest.mark.long, NEEDS_GO]
 STRUCTURES = (b"runtime.g", b"runtime.gobuf")
 LEFT_OUT = re.compile(r"runtime\.|main\.main\.func\d+$|net\.\(\*TCPConn\)\.Read$")
 """Functions that Go's list leaves out: its own, and wrappers, which `go function(argument)` and embedding make."""

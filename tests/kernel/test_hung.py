@@ -7,7 +7,6 @@ import platform
 import re
 import shutil
 import subprocess
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -182,13 +181,9 @@ def java_frames(text: str, thread: str) -> list[str]:
 
 
 @pytest.fixture
-def place() -> Iterator[Path]:
-    """A directory that everybody can reach."""
-    path = Path(tempfile.mkdtemp(prefix="python.", dir="/tmp"))
-    path.chmod(0o755)
-    shutil.copy(HUNG / "abba.py", path)
-    yield path
-    shutil.rmtree(path)
+def place(place: Path) -> Path:
+    shutil.copy(HUNG / "abba.py", place)
+    return place
 
 
 def test_functions_of_a_deadlock_stand_in_the_stacks_of_both_threads(place: Path, tmp_path: Path) -> None:

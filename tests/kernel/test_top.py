@@ -51,11 +51,6 @@ def recorder_of(top: int) -> tuple[str, Path]:
     return process, Path(words[process][words[process].index("-o") + 1]).parent
 
 
-def colours_are_grey(shown: bytes) -> bool:
-    colours = re.findall(rb"[34]8;2;(\d+);(\d+);(\d+)", shown)
-    return all(max(map(int, colour)) - min(map(int, colour)) < 8 for colour in colours)
-
-
 def drain(leader: int) -> None:
     with contextlib.suppress(OSError):
         while os.read(leader, 1 << 16):
@@ -200,7 +195,8 @@ def read_until(leader: int, text: bytes) -> bytes:
 def test_the_full_screen_ends_with_a_key(terminal: tuple[int, int]) -> None:
     leader, follower = terminal
     with screen(follower) as top:
-        assert colours_are_grey(read_until(leader, b"blocked now"))
+        colours = re.findall(rb"[34]8;2;(\d+);(\d+);(\d+)", read_until(leader, b"blocked now"))
+        assert all(max(map(int, colour)) - min(map(int, colour)) < 8 for colour in colours), "all are grey"
         _, place = recorder_of(top.pid)
         os.write(leader, b"q")
         threading.Thread(target=drain, args=(leader,), daemon=True).start()

@@ -29,15 +29,6 @@ from perf_offcpu.model.recording import Recording, SampleFlag
 NOT_WHOLE = SampleFlag.TRUNCATED | SampleFlag.NO_USER_STACK
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    for directory in (tmp_path, *tmp_path.parents):
-        if directory.stat().st_uid == os.getuid():
-            directory.chmod(directory.stat().st_mode | 0o755)
-    tmp_path.chmod(0o777)
-    return tmp_path
-
-
 def nobody_records(*arguments: str | Path, cwd: Path, before: str = "") -> Run:
     """Run `record` as nobody in a directory; `before`: words of a command that runs it."""
     words = shlex.join(map(str, [*program.PROGRAM, "record", *arguments]))
@@ -281,18 +272,14 @@ FEATURES = ("recording", "maps of others", "closed files", "kernel map", "large 
 
 
 @pytest.fixture
-def napper(tmp_path: Path) -> Iterator[int]:
+def napper(place: Path) -> Iterator[int]:
     """A process of nobody, of a file that only nobody may read, in a directory that is closed to others."""
-    closed = tmp_path / "closed"
+    closed = place / "closed"
     closed.mkdir()
     shutil.copy("/bin/sleep", closed / "napper")
     for path in (closed / "napper", closed):
         os.chown(path, 65534, 65534)
         path.chmod(0o700)
-    for directory in tmp_path.parents:
-        if directory.stat().st_uid == os.getuid():
-            directory.chmod(directory.stat().st_mode | 0o755)
-    tmp_path.chmod(0o755)
     with subprocess.Popen([*AS_NOBODY, closed / "napper", "600"]) as process:
         yield process.pid
         process.kill()

@@ -22,11 +22,8 @@ def recent(profile: Profile) -> Profile:
 
 def some_waits() -> Profile:
     """Waits of two comms with marks, inlined functions, build-ids, CPU samples, a sample without weight."""
-    builder = ProfileBuilder(
-        events={"offcpu-time": "ns", "cpu-clock": "ns", "context-switches": ""},
-        build_ids={"/lib/libc.so.6": "c0ffee"},
-        meta={"hostname": "db7"},
-    )
+    events, build_ids = {"offcpu-time": "ns", "cpu-clock": "ns", "context-switches": ""}, {"/lib/libc.so.6": "c0ffee"}
+    builder = ProfileBuilder(events=events, build_ids=build_ids, meta={"hostname": "db7"})
     read = Code("read", "/lib/libc.so.6", 0x1234)
     inlined = [
         Code("main", "/bin/x", 0x10, file="x.c", line=3),
