@@ -17,10 +17,7 @@ import atheris  # noqa: E402
 with atheris.instrument_imports(include=["perf_offcpu"]):
     from perf_offcpu.decode import load  # noqa: F401
     from perf_offcpu.inject import rewrite  # noqa: F401
-    from perf_offcpu.perfdata import (
-        dump,  # noqa: F401
-        reader,  # noqa: F401
-    )
+    from perf_offcpu.perfdata import dump, reader  # noqa: F401
 
 from builders.mutations import survive  # noqa: E402
 from builders.zoo import recordings  # noqa: E402

@@ -73,9 +73,6 @@ def test_success_is_silent_and_leaves_the_environment_alone(capfd: pytest.Captur
     assert dict(os.environ) == before
 
 
-# What may be missing
-
-
 @pytest.mark.parametrize(("preparation", "words"), [
     ("os.setgroups([]); os.setgid(65534); os.setuid(65534)",
      ("CapabilityError: BPF programs cannot be loaded (Operation not permitted): run as root",)),

@@ -156,9 +156,6 @@ def test_each_file_of_a_recording_has_the_stacks_of_its_callers(callers: Path, t
         assert load_recording(path, snapshots=True).losses.get(losses.CALLERS_NOT_COPIED, 0) <= 4
 
 
-# Waits one by one
-
-
 def singles_by_function(path: Path) -> Counter[str]:
     """Count the waits of callers.c with a whole stack, by the function that waited."""
     found: Counter[str] = Counter()

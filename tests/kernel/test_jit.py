@@ -181,32 +181,27 @@ def test_waits_in_two_interpreted_methods_are_told_apart(tmp_path: Path) -> None
 @pytest.mark.long
 def test_damaged_memory_of_a_jvm_gives_lines_of_the_known_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Words are cleared, exchanged, made pointers to other pages, or have a wrong bit."""
-    subprocess.run(["javac", "-d", tmp_path, HERE / "Interpreted.java"], check=True, timeout=60)
-    with subprocess.Popen(["java", "-cp", tmp_path, "Interpreted"]) as process:
-        try:
-            time.sleep(2)
-            maps = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
-            base = min(int(line.split("-")[0], 16) for line in maps if line.endswith("/libjvm.so"))
-            with open(f"/proc/{process.pid}/mem", "rb") as file:
-                memory = hotspot._Memory(file.fileno())
-                monkeypatch.setattr(hotspot, "_Memory", lambda _: memory)
-                whole = hotspot.lines_of(file.fileno(), base)
-                pages, random = memory._pages.copy(), np.random.default_rng(1)
-                assert whole.count(b":method ") > 500 and len(hotspot.owners_of(process.pid)) == 1
-                for _ in range(200):
-                    memory._pages = pages.copy()
-                    for number in random.choice([*pages], random.choice([1, 10, 300])).tolist():
-                        page = np.frombuffer(pages[number], np.uint64).copy()
-                        place, other = random.integers(0, len(page), 2)
-                        words = np.array([0, page[other], number << 12, page[place] ^ np.uint64(1 << 40)], np.uint64)
-                        page[place] = random.choice(words)
-                        memory._pages[number] = page.tobytes()
-                    memory._until_s = time.thread_time() + 1
-                    lines = hotspot.lines_of(file.fileno(), base)
-                    assert all(line.startswith(b":method ") for line in lines.splitlines()) and len(lines) < 4 << 20
-                    assert all(tid > 0 < owner for tid, (owner, _) in hotspot.owners_of(process.pid).items())
-        finally:
-            process.kill()
+    with interpreted(tmp_path) as process:
+        maps = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
+        base = min(int(line.split("-")[0], 16) for line in maps if line.endswith("/libjvm.so"))
+        with open(f"/proc/{process.pid}/mem", "rb") as file:
+            memory = hotspot._Memory(file.fileno())
+            monkeypatch.setattr(hotspot, "_Memory", lambda _: memory)
+            whole = hotspot.lines_of(file.fileno(), base)
+            pages, random = memory._pages.copy(), np.random.default_rng(1)
+            assert whole.count(b":method ") > 500 and len(hotspot.owners_of(process.pid)) == 1
+            for _ in range(200):
+                memory._pages = pages.copy()
+                for number in random.choice([*pages], random.choice([1, 10, 300])).tolist():
+                    page = np.frombuffer(pages[number], np.uint64).copy()
+                    place, other = random.integers(0, len(page), 2)
+                    words = np.array([0, page[other], number << 12, page[place] ^ np.uint64(1 << 40)], np.uint64)
+                    page[place] = random.choice(words)
+                    memory._pages[number] = page.tobytes()
+                memory._until_s = time.thread_time() + 1
+                lines = hotspot.lines_of(file.fileno(), base)
+                assert all(line.startswith(b":method ") for line in lines.splitlines()) and len(lines) < 4 << 20
+                assert all(tid > 0 < owner for tid, (owner, _) in hotspot.owners_of(process.pid).items())
 
 
 def children(pid: int) -> list[int]:

@@ -79,9 +79,6 @@ def test_nothing_was_lost(known: tuple[Path, Run]) -> None:
     assert lost(load_recording(known[0])) == set()
 
 
-# Stock perf
-
-
 def test_stock_perf_opens_it_without_a_word(known: tuple[Path, Run], threads: dict[str, Thread]) -> None:
     header = perf("report", "--header-only", "-i", known[0])
     for wanted in ("hostname : ", "nrcpus online : ", "cmdline : ", "sample duration : ", "clockid: monotonic (1)"):
@@ -104,9 +101,6 @@ def test_clocks_of_the_file_agree(known: tuple[Path, Run]) -> None:
     meta, before_ns = load_recording(known[0]).meta, time.time_ns()
     wall_ns = meta.wall_clock_ns - meta.wall_clock_at_ns + time.clock_gettime_ns(time.CLOCK_MONOTONIC)
     assert before_ns - 50 * MS < wall_ns < time.time_ns() + 50 * MS
-
-
-# Targets
 
 
 @pytest.mark.alone
@@ -148,9 +142,6 @@ def test_recording_ends_with_its_last_target(tmp_path: Path) -> None:
         os.kill(pid, signal.SIGKILL)
         assert process.wait(10) == 0
     assert lost(load_recording(tmp_path / "perf.data")) == set()
-
-
-# Events
 
 
 def test_no_event_is_off_cpu_time_alone(tmp_path: Path) -> None:

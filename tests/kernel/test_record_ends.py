@@ -143,9 +143,6 @@ def test_two_recorders_at_once(tmp_path: Path) -> None:
         assert set(recording.samples.tid[off_cpu(recording)]) == set(tids)
 
 
-# The file
-
-
 def test_older_file_is_kept_and_the_new_one_is_private(tmp_path: Path) -> None:
     (tmp_path / "perf.data").write_bytes(b"older")
     run("--", "true", cwd=tmp_path)

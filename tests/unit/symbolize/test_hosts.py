@@ -113,9 +113,6 @@ def test_losses_add_up(tmp_path: Path) -> None:
     assert count == 15
 
 
-# Names.
-
-
 def kallsyms(path: Path, text: int, name: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"{text:x} T _text\n{text + 0x100:x} T {name}\n{text + 0x200:x} T _etext\n")
@@ -170,9 +167,6 @@ def test_the_same_path_on_two_hosts_is_two_files(in_header: bool, tmp_path: Path
     assert "/lib/libc.so" in list(profile.strings)
     assert profile.build_ids == {}
     assert set(load(paths[:1]).build_ids.values()) == {"05" * 20}
-
-
-# What is refused.
 
 
 @pytest.mark.long
