@@ -24,6 +24,12 @@ def test_every_row_is_kept(format_: Format) -> None:
         assert first.getvalue() == second.getvalue(), "the same profile gave different bytes"
 
 
+def test_options_that_a_format_does_not_know_are_refused() -> None:
+    FORMATS["folded"].accept(Options(unit="us", kernel=True))
+    with pytest.raises(UsageError, match="--kernel means nothing to --flamegraph"):
+        FORMATS["flamegraph"].accept(Options(kernel=True))
+
+
 def test_a_format_in_time_needs_times() -> None:
     timeline = Format("folded", "folded", ".x", "for this test", needs_times=True)
     untimed = ProfileBuilder().sample("a", ["f"], 7, time_ns=-1)
