@@ -20,7 +20,7 @@ class Metric(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """Return the type of the metric in the text format."""
+        """Return the type that the text format states: "counter" or "gauge"."""
         return "counter" if self.name.endswith("_total") else "gauge"
 
 

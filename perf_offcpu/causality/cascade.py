@@ -231,7 +231,7 @@ class _Steps(WaitTable):
         self.held[:, how] += sum_by(node, weight, len(self.held))
 
     def _merged(self, parts: _Parts) -> _Parts:
-        """Return parts of tracks without overlap, by (track, begin); where parts overlapped, numbers are summed."""
+        """Cut overlapping parts of tracks where one begins or ends, and sum their `number`; sort by (track, begin)."""
         key = np.concatenate([parts.at * self.size + parts.begin, parts.at * self.size + parts.end])
         order = np.argsort(key, kind="stable")
         key, change = key[order], np.concatenate([parts.number, -parts.number])[order]

@@ -17,7 +17,7 @@ from perf_offcpu.errors import CapabilityError
 
 
 class SharingEvents:
-    """Open and switch events that write into the rings of their owner, an event that is open on all CPUs."""
+    """Events that write into the rings of `owner`, an event that is open on all CPUs; switched and closed together."""
 
     def __init__(self, owner: CpuEvent) -> None:
         self._owner = owner

@@ -157,7 +157,8 @@ def _clock(
 
 
 def _moved(recording: Recording, delta: int, since: int, clockid: int) -> Recording:
-    """Return a recording with `delta` ns added to its times; begins of 0 (found at its start) become `since`."""
+    """Return a recording with `delta` ns added to its times, and clock `clockid`. Rows that are valid from 0
+    on, from before the recording, become valid from `since` (ns) on."""
     later = _later(delta)
 
     def begins(times: I64) -> I64:

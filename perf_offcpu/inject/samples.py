@@ -138,7 +138,7 @@ class SampleRewriter:
         return woven([(rows, own), *placed]) if placed else own
 
     def rewrite_all(self, chunk: Chunk) -> Iterator[tuple[I64, Chunk]]:
-        """Yield (int64[n] times in ns, n samples) of each evsel of a chunk, all of them written again."""
+        """Rewrite all samples of a chunk; yield (int64[n] times in ns, records of n samples) for each evsel."""
         for number, rows in samples_by_event(chunk, self.events, self.done.losses):
             batch, samples = self._written(self._read(chunk, rows, number), number)
             yield batch.samples.time_ns, samples

@@ -40,7 +40,7 @@ class StackHeld(HeavyStack):
 
 @frozen
 class Bottleneck:
-    """Component of the wait-for graph in which waits end: a comm, a device, or several that wait for each other; ns."""
+    """One end of chains of waits, and their time: a comm, a device, or a group of comms that wait for each other."""
 
     members: tuple[str, ...]
     is_knot: bool  # it waited for no other component

@@ -81,7 +81,7 @@ class AgentSegments(Closing):
             self.unread += 1
 
     def percent(self) -> dict[str, float]:
-        """Return part (only top) → CPU time of this process since the last call, in % of a CPU."""
+        """Return {"top": CPU time of this process since the last call, in % of a CPU}."""
         (then, before), now = self._spent, (time.monotonic(), time.process_time())
         self._spent = now
         return {"top": 100 * (now[1] - before) / (now[0] - then)}

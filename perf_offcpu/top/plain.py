@@ -96,7 +96,7 @@ def cost_text(cost: Mapping[str, float]) -> str:
 
 
 def per_second(ns: int | None, interval: Interval) -> str:
-    """Return a time in s for each second of the interval; NOT_KNOWN for None."""
+    """Return `ns` divided by the length of the interval, as text, in s/s; NOT_KNOWN for None."""
     return say.NOT_KNOWN if ns is None else f"{ns / 1e9 / interval.seconds:.3f}"
 
 

@@ -151,9 +151,9 @@ def _own_snapshots(recording: Recording, rows: I64) -> I64:
 
 def unwind(recording: Recording, search: Search | None = None, known: KnownStacks | None = None) -> Recording:
     """Return the recording with its snapshots unwound and dropped. A sample whose stack could not be followed to its
-    root keeps the frames that were found, has the flags TRUNCATED and of the cause, and is counted in `losses`.
-    `search` says where files are looked up, and where their tables are kept; None: at the recorded paths, and
-    nowhere. `known`: callchains of earlier parts of the recording."""
+    root keeps the frames that were found, gets the flags TRUNCATED and that of the cause, and is counted in `losses`.
+    `search`: where files are looked up, and the cache of their tables; None: the recorded paths, no cache. `known`:
+    callchains of earlier parts of the recording."""
     samples, counters = recording.samples, Losses(recording.losses)
     rows = np.flatnonzero(samples.snapshot >= 0)
     if not len(rows):

@@ -57,12 +57,12 @@ class BudgetShares:
         self._written: list[NDArray[Any]] = []
 
     def share(self, budgets: NDArray[Any], *, noting: bool = False) -> NDArray[Any]:
-        """Return `budgets`, of whole lives, corrected by the kernel's figures (`by_kernel_figures`), less the parts
-        that earlier files hold; a row with earlier parts begins where the last of them ended. `noting`: note that these
-        shares are written. Notes on threads that are not in `budgets` are kept for some more calls: such a thread has
-        ended and is drained later, or changed while it was read. The written values are noted, not the present ones: if
-        a thread came to a CPU while it was read, its wait for the CPU may have been counted twice or not at all, and
-        the next share corrects that."""
+        """Return the part of each budget that this file shall hold: `budgets` (sums over the thread's life), corrected
+        by the kernel's figures (`by_kernel_figures`), less the parts in earlier files; it begins where the last of them
+        ended. `noting`: note these parts as written. Notes on threads that are not in `budgets` are kept for some more
+        calls: such a thread has ended and is drained later, or changed while it was read. The sum of the parts is
+        noted, not the budget: if a thread came to a CPU while it was read, its wait for the CPU may have been counted
+        twice or not at all, and the next part corrects that."""
         shares = by_kernel_figures(budgets, self._modes)
         rows, before = self._before(budgets)
         shares["switches"][rows] -= before["switches"]

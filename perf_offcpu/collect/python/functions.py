@@ -144,7 +144,7 @@ class FunctionReader:
         return 0
 
     def _frame_at(self, memory: Memory, thread: int, own_id: int) -> int:
-        """Return the address of a thread state's frame; 0 for none, or if the state is of another thread."""
+        """Return the address of the frame of a thread state; 0 for none, or if its thread is not `own_id`."""
         offsets = self._offsets
         id_ = memory.number(thread + offsets["thread_id"] + 8)  # native_thread_id
         self._threads[id_] = thread

@@ -76,7 +76,7 @@ class OlderLoop(Loop):
         return loop if loop and self.type_of(loop)[0] != "NoneType" else 0
 
     def tasks(self, thread: int) -> Iterator[Task]:
-        """Yield the tasks that have not ended, by name. UnreadableError, after the others: some cannot be read."""
+        """Yield the tasks that have not ended, sorted by name; then raise UnreadableError if some cannot be read."""
         loop = self.loop_of(thread)
         current, *sets = self._values(self._tables.asyncio, _TABLES)
         running = next((task for key, task in self._entries(current) if key == loop), 0)

@@ -111,8 +111,8 @@ def _layer(kind: str, tree: PathTree, profile: Profile, rows: Bool, order: I64) 
 
 
 def breakdown(profile: Profile, place: I64, chosen: Bool) -> list[dict[str, Any]]:
-    """Return series of the chosen off-cpu samples, by task state, class and the comm of the waker. `place` is
-    int64[samples], the node at which each ends, in preorder."""
+    """Return one `series` for each task state, wait class and comm of a waker among the chosen off-cpu samples.
+    `place`: int64[samples], the node (number in preorder) at which the stack of each sample ends."""
     rows = np.flatnonzero(chosen & profile.is_offcpu())
     states, classes = state_codes(profile.samples)[rows], classify(profile).wait_class[rows]
     codes = [code for code in distinct(states).tolist() if code not in {RUNNING, UNKNOWN_STATE}]

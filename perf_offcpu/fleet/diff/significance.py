@@ -95,7 +95,7 @@ def _verdicts(
     observed: F64, assignments: F64, statistic: Callable[[F64], F64], possible: float, twins: int
 ) -> Verdicts:
     """Return p of each row: the share of `assignments` whose largest |t| reaches the |t| of the row in `observed`.
-    `possible`: number of all assignments; `twins`: of those with equal |t| in any case, 2 if sides can be swapped."""
+    `possible`: number of all assignments; `twins`: 2 if swapping the sides of one, which keeps |t|, gives another."""
     size = np.abs(observed) * (1 - 1e-9)  # sums in another order differ by rounding
     reached = np.zeros(len(observed), np.int64)
     for index in range(0, len(assignments), _AT_ONCE):

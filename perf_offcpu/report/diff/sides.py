@@ -34,7 +34,7 @@ class Per:
 
     @property
     def is_steady(self) -> bool:
-        """Return True if a load went on, False if a program ran from its start to its end."""
+        """Return True if the recordings are of a steady load, False if each is of one run of a program."""
         return self.name != "run"
 
 

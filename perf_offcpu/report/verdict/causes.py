@@ -205,7 +205,7 @@ def _cause(profile: Profile, waits: Waits, causes: Causes, cells: Cells) -> Caus
 
 
 def _object(profile: Profile, cells: Cells) -> tuple[str, str]:
-    """Return (`Place.object`, `Place.mostly`) of the cells of a place."""
+    """Return (`Place.object`, `Place.mostly`): the object with most of the weight, in one of the two; or "", ""."""
     first, group_of = group(cells.object)
     sums = sum_by(group_of, cells.weight, len(first)).tolist()
     most = max(range(len(first)), key=lambda index: sums[index], default=-1)
