@@ -20,7 +20,6 @@ import numpy as np
 from perf_offcpu.abi.attr import SampleType, unpack_attr
 from perf_offcpu.abi.records import CpuMode, RecordType
 from perf_offcpu.abi.sample import CallchainContext
-from perf_offcpu.analysis.group import group
 from perf_offcpu.binary.columnar import Columns
 from perf_offcpu.binary.gather import Rows, offsets_of
 from perf_offcpu.decode.account import CollectorAccount, is_counters
@@ -35,7 +34,7 @@ from perf_offcpu.decode.trim_stacks import cut_wrong_callers
 from perf_offcpu.errors import FormatError
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged
-from perf_offcpu.model.columns import I32, I64, Bool, Strings
+from perf_offcpu.model.columns import I32, I64, Bool, Strings, group
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Recording, SampleFlag, Samples
 from perf_offcpu.perfdata.events import Events, EventSpec

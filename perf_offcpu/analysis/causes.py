@@ -23,10 +23,9 @@ import numpy as np
 from perf_offcpu.analysis.classes.classify import Waits
 from perf_offcpu.analysis.classes.program_rules import fits
 from perf_offcpu.analysis.classes.wait_classes import WaitClass, class_of_wrapper, matches
-from perf_offcpu.analysis.group import group
 from perf_offcpu.analysis.interpreters import RUNTIME_FILES, RUNTIME_FUNCTIONS, RUNTIME_SOURCES
 from perf_offcpu.analysis.stack_walk import innermost_node, outermost_node, used_frames
-from perf_offcpu.model.columns import I64, Bool, distinct
+from perf_offcpu.model.columns import I64, Bool, distinct, group
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.objects.perf_map import is_jit_memory
 from perf_offcpu.structs import frozen

@@ -25,8 +25,7 @@ a thread that holds it for long, each waiter is woken by the one before it."""
 import numpy as np
 
 from perf_offcpu.abi.wait_objects import LOCKS, ObjectKind
-from perf_offcpu.analysis.group import group, max_by, sum_by
-from perf_offcpu.model.columns import I32, I64, Bool
+from perf_offcpu.model.columns import I32, I64, Bool, group, max_by, sum_by
 from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import ObjectFact, Profile, ProfileSamples
 from perf_offcpu.model.recording import SUM_FLAGS, SampleFlag

@@ -6,10 +6,9 @@ recursion, only the outermost occurrence counts."""
 import numpy as np
 from numpy.typing import NDArray
 
-from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.callpaths.options import Name, PathOptions
 from perf_offcpu.callpaths.tree import PathTree, build_paths
-from perf_offcpu.model.columns import I32, I64, Bool
+from perf_offcpu.model.columns import I32, I64, Bool, group, sum_by
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.stacks import depths
 from perf_offcpu.structs import mutable

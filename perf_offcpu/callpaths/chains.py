@@ -6,12 +6,11 @@ https://www.brendangregg.com/FlameGraphs/offcpuflamegraphs.html."""
 
 import numpy as np
 
-from perf_offcpu.analysis.group import group
 from perf_offcpu.analysis.times.timeline import timeline_of
 from perf_offcpu.analysis.times.wakeups import INTERRUPT, with_wakers
 from perf_offcpu.callpaths.options import Name, NameKind, PathOptions, WakerChains
 from perf_offcpu.causality.wait_table import WaitTable
-from perf_offcpu.model.columns import I64
+from perf_offcpu.model.columns import I64, group
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.text import WAKER_SUFFIX, thread_label

@@ -25,12 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu import text
-from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.selection.states import STATES, state_codes
 from perf_offcpu.callpaths.chains import WAKER_DELIMITER, waker_name, wakers_once
 from perf_offcpu.callpaths.options import Name, NameKind, PathOptions
 from perf_offcpu.model.callchains import Ragged
-from perf_offcpu.model.columns import I32, I64, U8, Bool, distinct
+from perf_offcpu.model.columns import I32, I64, U8, Bool, distinct, group, sum_by
 from perf_offcpu.model.join import join
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import SampleFlag

@@ -25,12 +25,11 @@ import numpy as np
 
 from perf_offcpu.analysis.classes.classify import classify
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
-from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.times.cpu_waits import CpuWaits
 from perf_offcpu.analysis.times.timeline import Timeline, Track
 from perf_offcpu.causality.wait_table import WaitTable, ranges
 from perf_offcpu.errors import PerfOffcpuError
-from perf_offcpu.model.columns import I64, Bool
+from perf_offcpu.model.columns import I64, Bool, group, sum_by
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.structs import mutable

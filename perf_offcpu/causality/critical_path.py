@@ -16,14 +16,13 @@ from typing import Self
 
 import numpy as np
 
-from perf_offcpu.analysis.group import sum_by
 from perf_offcpu.analysis.selection.select import Selection
 from perf_offcpu.analysis.selection.time_windows import Window
 from perf_offcpu.analysis.times.cpu_waits import CpuWaits
 from perf_offcpu.analysis.times.timeline import Timeline, Track
 from perf_offcpu.causality.wait_table import WaitTable, pauses_of
 from perf_offcpu.errors import UsageError
-from perf_offcpu.model.columns import I64, U8, Table, column
+from perf_offcpu.model.columns import I64, U8, Table, column, sum_by
 from perf_offcpu.model.join import PID_STEP, host_of
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SUM_FLAGS

@@ -14,9 +14,8 @@ import numpy as np
 
 from perf_offcpu.analysis.causes import causes_of
 from perf_offcpu.analysis.classes.classify import Waits
-from perf_offcpu.analysis.group import group, max_by
 from perf_offcpu.analysis.holders import Holders, spans_of
-from perf_offcpu.model.columns import I64
+from perf_offcpu.model.columns import I64, group, max_by
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import SUM_FLAGS, SampleFlag
 from perf_offcpu.structs import frozen

@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perf_offcpu.analysis.group import sum_by
 from perf_offcpu.analysis.times.timeline import Timeline
 from perf_offcpu.causality.wait_table import WaitTable, pauses_of
-from perf_offcpu.model.columns import I64, Bool, distinct
+from perf_offcpu.model.columns import I64, Bool, distinct, sum_by
 from perf_offcpu.model.join import host_of
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.structs import mutable

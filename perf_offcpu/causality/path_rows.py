@@ -6,12 +6,11 @@ import numpy as np
 from perf_offcpu.analysis.causes import causes_of
 from perf_offcpu.analysis.classes.classify import classify
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
-from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.times.lanes import Lane
 from perf_offcpu.analysis.times.timeline import Timeline
 from perf_offcpu.causality.critical_path import CriticalPath, Doing
 from perf_offcpu.causality.path_stacks import Chains, chains_of, running_samples, shared_out
-from perf_offcpu.model.columns import I64, distinct
+from perf_offcpu.model.columns import I64, distinct, group, sum_by
 from perf_offcpu.model.join import is_idle_task
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.structs import frozen

@@ -10,12 +10,11 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from perf_offcpu.analysis.group import group
 from perf_offcpu.binary.gather import offsets_of
 from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.callpaths.tree import MARKS, PathTree, marks_of, name_frames
 from perf_offcpu.model.callchains import Ragged, unique_rows
-from perf_offcpu.model.columns import I64, U64, Bool, distinct, is_among
+from perf_offcpu.model.columns import I64, U64, Bool, distinct, group, is_among
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.text import MISSED_KERNEL_STACK, printable
 

@@ -15,7 +15,6 @@ from typing import BinaryIO
 
 import numpy as np
 
-from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.times.timeline import timeline_of
 from perf_offcpu.analysis.times.wakeups import wakeups_of
 from perf_offcpu.convert.encode import protobuf
@@ -23,7 +22,7 @@ from perf_offcpu.convert.encode.protobuf import field, from_bytes, joined, ragge
 from perf_offcpu.convert.locations import Location, Locations, Mapping
 from perf_offcpu.convert.registry import Options
 from perf_offcpu.convert.wait_details import details_of
-from perf_offcpu.model.columns import I64
+from perf_offcpu.model.columns import I64, group, sum_by
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable

@@ -15,13 +15,12 @@ from typing import TextIO
 
 import numpy as np
 
-from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.times.timeline import Timeline, Track, timeline_of
 from perf_offcpu.callpaths.tree import build_paths
 from perf_offcpu.callpaths.weights import title_of, unit_of
 from perf_offcpu.convert.encode.text_columns import path_texts
 from perf_offcpu.convert.registry import Options
-from perf_offcpu.model.columns import I64, distinct
+from perf_offcpu.model.columns import I64, distinct, group, sum_by
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.resources import version
 

@@ -9,11 +9,10 @@ from perf_offcpu.abi.offcpu import SYSCALL_NONE
 from perf_offcpu.analysis.classes.classify import Waits, classify
 from perf_offcpu.analysis.classes.network import LABELS, network_of
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
-from perf_offcpu.analysis.group import group
 from perf_offcpu.analysis.holders import holders_of
 from perf_offcpu.analysis.selection.states import STATES, state_codes
 from perf_offcpu.analysis.times.wakeups import Wakeups
-from perf_offcpu.model.columns import I64
+from perf_offcpu.model.columns import I64, group
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.structs import mutable

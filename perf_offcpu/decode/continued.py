@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.decode.account import BUDGET_SUMS
-from perf_offcpu.model.columns import I32, I64, Bool, distinct, group_rows, is_among
+from perf_offcpu.model.columns import I32, I64, Bool, distinct, group, is_among
 from perf_offcpu.model.recording import Budget, SampleFlag, Samples, Spans
 
 _NEVER = np.iinfo(np.int64).max
@@ -91,5 +91,5 @@ def _repeated(samples: Samples, rows: I64) -> Bool:
 
 def _numbered(*sets: tuple[I32, I64]) -> list[I64]:
     """Return int64[n] for each set of n pairs (tid, ns): numbers from 0, equal for equal pairs of any set."""
-    _, numbers = group_rows(*map(np.concatenate, zip(*sets, strict=True)))
+    _, numbers = group(*map(np.concatenate, zip(*sets, strict=True)))
     return np.split(numbers, np.cumsum([len(tid) for tid, _ in sets])[:-1])

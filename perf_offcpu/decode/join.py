@@ -22,7 +22,7 @@ import numpy as np
 
 from perf_offcpu.decode.continued import joined_budget, repeats, seen_again, without_continued
 from perf_offcpu.errors import UsageError
-from perf_offcpu.model.columns import I64, Renumber, group_rows
+from perf_offcpu.model.columns import I64, Renumber, group
 from perf_offcpu.model.join import join, renumbered, to_rows
 from perf_offcpu.model.lookup import KERNEL_SPACE, kernel_map
 from perf_offcpu.model.recording import Comms, KernelSymbols, Maps, Meta, Recording, Tasks
@@ -195,7 +195,7 @@ def _joined(recordings: list[Recording], since: list[int], cpus: int) -> Recordi
     samples = seen_again(without_continued(joined.samples, borders, joined.meta.end_ns))
     # Stable: samples of one time stay in the order of the recordings; those without time come first.
     samples.reorder(np.argsort(samples.time_ns, kind="stable"))
-    first, row_of = group_rows(*(getattr(joined.dsos, name) for name in joined.dsos.columns))
+    first, row_of = group(*(getattr(joined.dsos, name) for name in joined.dsos.columns))
     deferred = joined.deferred
     return joined.replaced(
         samples=samples,

@@ -33,7 +33,6 @@ import numpy as np
 
 from perf_offcpu.analysis.classes.classify import classify
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
-from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.interpreters import fold_interpreters
 from perf_offcpu.convert.encode import protobuf as pb
 from perf_offcpu.convert.encode.protobuf import field, varint, varints
@@ -41,7 +40,7 @@ from perf_offcpu.convert.locations import Function, Location, Locations
 from perf_offcpu.convert.locations import Mapping as Code
 from perf_offcpu.convert.pprof import Content, encode_content, utc_ns
 from perf_offcpu.convert.registry import Options
-from perf_offcpu.model.columns import I64
+from perf_offcpu.model.columns import I64, group, sum_by
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.push.labels import THREAD, WAIT_CLASS, check_labels, labels_of, underscored
 from perf_offcpu.resources import version

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.times.timeline import Timeline
 from perf_offcpu.causality.cascade import DEVICES, Cascade, Held
 from perf_offcpu.causality.path_stacks import of_one_event, shared_out
 from perf_offcpu.convert.callgraph.waits import Component, components, graph_of, labels_of
+from perf_offcpu.model.columns import group, sum_by
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Budget
 from perf_offcpu.report import style as say

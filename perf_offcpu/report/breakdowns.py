@@ -8,13 +8,12 @@ import numpy as np
 
 from perf_offcpu.analysis.classes.classify import Waits
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
-from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.callpaths.calls import calls_of
 from perf_offcpu.callpaths.keys import column_of
 from perf_offcpu.callpaths.options import Name, PathOptions
 from perf_offcpu.callpaths.tree import build_paths
 from perf_offcpu.callpaths.weights import EDGES
-from perf_offcpu.model.columns import I64
+from perf_offcpu.model.columns import I64, group, sum_by
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import SUM_FLAGS, SampleFlag
 from perf_offcpu.report.totals import Total, heaviest, places_of, totals_of

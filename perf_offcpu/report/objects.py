@@ -11,13 +11,12 @@ from perf_offcpu.analysis.causes import causes_of, program_functions
 from perf_offcpu.analysis.classes.classify import Waits
 from perf_offcpu.analysis.classes.network import LABELS, network_of
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
-from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.holders import Holders, held_time
 from perf_offcpu.analysis.times.wakeups import INTERRUPT
 from perf_offcpu.callpaths.options import Name, PathOptions
 from perf_offcpu.callpaths.tree import name_frames
 from perf_offcpu.causality.locks import longest_queues, waiters
-from perf_offcpu.model.columns import I32, I64, Bool
+from perf_offcpu.model.columns import I32, I64, Bool, group, sum_by
 from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag

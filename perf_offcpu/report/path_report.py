@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from perf_offcpu.analysis.group import sum_by
 from perf_offcpu.analysis.times.timeline import Timeline
 from perf_offcpu.causality.critical_path import CriticalPath, Doing
 from perf_offcpu.causality.path_rows import DOING, HopRow, PathRow, hop_rows, path_rows, rivals
 from perf_offcpu.causality.path_stacks import chains_of
+from perf_offcpu.model.columns import sum_by
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.report import style as say
 from perf_offcpu.report.style import Column, Style, lay_out

@@ -9,14 +9,13 @@ import numpy as np
 from perf_offcpu.analysis.causes import causes_of
 from perf_offcpu.analysis.classes.classify import classify
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
-from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.times.cpu_waits import CpuWaits
 from perf_offcpu.analysis.times.timeline import Timeline
 from perf_offcpu.causality.parallel import Parallelism, parallelism_of
 from perf_offcpu.causality.path_rows import functions_of
 from perf_offcpu.causality.path_stacks import of_one_event, shared_out
 from perf_offcpu.causality.wait_table import WaitTable
-from perf_offcpu.model.columns import I64, Bool
+from perf_offcpu.model.columns import I64, Bool, group, sum_by
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.report import style as say

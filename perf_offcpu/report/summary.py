@@ -21,7 +21,6 @@ from perf_offcpu.analysis.event_loops import (
     sentences_of,
 )
 from perf_offcpu.analysis.goroutines import GoroutineRow, goroutine_rows, goroutine_sentences
-from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.holders import holders_of
 from perf_offcpu.analysis.selection.select import event_rows
 from perf_offcpu.callpaths.options import Name, PathOptions
@@ -29,7 +28,7 @@ from perf_offcpu.callpaths.tree import build_paths
 from perf_offcpu.callpaths.weights import unit_of
 from perf_offcpu.causality.locks import DeadThread, deadlocks_of, sentence_of
 from perf_offcpu.losses import LossCause
-from perf_offcpu.model.columns import I64, Bool
+from perf_offcpu.model.columns import I64, Bool, group, sum_by
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import Evsel, Meta, SampleFlag
 from perf_offcpu.report import breakdowns

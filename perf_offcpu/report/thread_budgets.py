@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from perf_offcpu.analysis.group import group, max_by, sum_by
 from perf_offcpu.callpaths.keys import cgroup_label
-from perf_offcpu.model.columns import I32, I64, Bool
+from perf_offcpu.model.columns import I32, I64, Bool, group, max_by, sum_by
 from perf_offcpu.model.join import host_of
 from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import Profile

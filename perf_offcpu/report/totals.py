@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu import losses
-from perf_offcpu.analysis.group import group, max_by, sum_by
 from perf_offcpu.analysis.selection.states import STATES, state_codes
 from perf_offcpu.callpaths.options import Name, NameKind
-from perf_offcpu.model.columns import I64, Bool
+from perf_offcpu.model.columns import I64, Bool, group, max_by, sum_by
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import SUM_FLAGS, SampleFlag
 from perf_offcpu.text import printable

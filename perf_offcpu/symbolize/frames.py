@@ -13,7 +13,7 @@ from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.binary.gather import offsets_of
 from perf_offcpu.model.callchains import Ragged, spread
-from perf_offcpu.model.columns import I32, I64, U8, U32, U64, Bool, Strings, Table, column, group_rows
+from perf_offcpu.model.columns import I32, I64, U8, U32, U64, Bool, Strings, Table, column, group
 from perf_offcpu.model.lookup import KERNEL_SPACE
 from perf_offcpu.model.profile import Frames
 from perf_offcpu.objects.symtab import SymbolTable
@@ -138,7 +138,8 @@ def build_frames(
         ip=ips[location],
     )
     kind = rows.cpumode.astype(np.int64) << 32 | rows.inline_depth
-    first, frame_of_row = group_rows(rows.address, rows.dso, rows.symbol, kind, rows.ip)
+    address, ip = rows.address.view(np.int64), rows.ip.view(np.int64)  # kernel addresses first
+    first, frame_of_row = group(address, rows.dso, rows.symbol, kind, ip)
     frame_at = np.empty(len(location), np.uint64)
     frame_at[slot] = frame_of_row.astype(np.uint64)
     return rows.take(first), Ragged(offsets, frame_at)

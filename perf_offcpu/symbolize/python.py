@@ -17,7 +17,7 @@ from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.binary.gather import offsets_of
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged
-from perf_offcpu.model.columns import I32, I64, U32, U64, Bool, Strings, group_rows
+from perf_offcpu.model.columns import I32, I64, U32, U64, Bool, Strings, group
 from perf_offcpu.model.profile import Frames
 from perf_offcpu.model.recording import PythonPlaces, Recording, SampleFlag
 from perf_offcpu.objects.perf_map import read_jit_name
@@ -46,7 +46,7 @@ def with_places(
     them to `chains` (rows of frames, leaf first). `pair_of`: chain of each sample, then of each waker, if any has one.
     `lost`: counts waits in Python whose functions are missing."""
     samples, places = recording.samples, recording.places
-    first, function = group_rows(places.name, places.file, places.line)
+    first, function = group(places.name, places.file, places.line)
     shown = places.take(first)
     functions = Frames.filled(len(shown), line=shown.line, cpumode=np.full(len(shown), CpuMode.USER))
     functions.symbol, functions.file = python_symbols(shown, strings), shown.file
@@ -59,7 +59,7 @@ def with_places(
     lost.add(losses.PYTHON_MISSED, int((has_calls[own] & is_wait & (samples.python < 0)).sum()))
     rows = np.flatnonzero((samples.python >= 0) & (own >= 0))
     on_cpu = ~samples.has(SampleFlag.OFFCPU | SampleFlag.TRUNCATED)
-    first, pair = group_rows(own[rows], samples.python[rows], on_cpu[rows])
+    first, pair = group(own[rows], samples.python[rows], on_cpu[rows])
     caller_of, added = places.caller.tolist(), list[U64]()
     columns = own[rows[first]], samples.python[rows[first]], on_cpu[rows[first]]
     for chain_row, leaf, is_on_cpu in zip(*(column.tolist() for column in columns), strict=True):

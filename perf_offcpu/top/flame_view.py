@@ -16,10 +16,10 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from perf_offcpu.analysis.group import sum_by
 from perf_offcpu.callpaths.calls import subtree_sums
 from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.callpaths.tree import build_paths
+from perf_offcpu.model.columns import sum_by
 from perf_offcpu.report.style import cut
 from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable

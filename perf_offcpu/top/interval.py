@@ -17,13 +17,12 @@ import numpy as np
 from perf_offcpu.analysis.causes import causes_of
 from perf_offcpu.analysis.classes.classify import Waits, classify, of_idle_threads
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
-from perf_offcpu.analysis.group import group, max_by, sum_by
 from perf_offcpu.analysis.holders import holders_of
 from perf_offcpu.analysis.selection.select import thread_ids
 from perf_offcpu.callpaths.keys import NO_OBJECT, cgroup_label, column_of
 from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.callpaths.tree import build_paths
-from perf_offcpu.model.columns import I64, Bool, distinct, is_among
+from perf_offcpu.model.columns import I64, Bool, distinct, group, is_among, max_by, sum_by
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import SUM_FLAGS, SampleFlag
 from perf_offcpu.report.breakdowns import HeavyStack, heavy_stacks

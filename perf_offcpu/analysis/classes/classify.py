@@ -41,9 +41,8 @@ from perf_offcpu.analysis.classes.program_rules import Rules
 from perf_offcpu.analysis.classes.stacks import Evidence, evidence_of_stacks
 from perf_offcpu.analysis.classes.wait_classes import BY_LABEL, Means, WaitClass, Work
 from perf_offcpu.analysis.event_loops import held_up_waits
-from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.stack_walk import without_nodes
-from perf_offcpu.model.columns import I16, I32, I64, U8, Bool
+from perf_offcpu.model.columns import I16, I32, I64, U8, Bool, group, sum_by
 from perf_offcpu.model.profile import ObjectFact, Profile, ProgramRule
 from perf_offcpu.model.recording import SUM_FLAGS, SampleFlag
 from perf_offcpu.structs import mutable

@@ -14,9 +14,8 @@ import numpy as np
 from perf_offcpu.abi.syscalls import is_compat_entry
 from perf_offcpu.analysis.classes import wait_classes as rules
 from perf_offcpu.analysis.classes.program_rules import Rules
-from perf_offcpu.analysis.group import group
 from perf_offcpu.analysis.stack_walk import innermost_node, used_frames
-from perf_offcpu.model.columns import I32, I64, Bool
+from perf_offcpu.model.columns import I32, I64, Bool, group
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.text import SYMBOL_SUFFIX, frame_label
 

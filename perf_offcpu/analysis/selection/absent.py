@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from perf_offcpu.analysis.classes.classify import classify
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
-from perf_offcpu.analysis.group import group
 from perf_offcpu.analysis.selection.select import Selection, select_samples
 from perf_offcpu.analysis.selection.states import STATES, state_codes
+from perf_offcpu.model.columns import group
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.text import printable
 

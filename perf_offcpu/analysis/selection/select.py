@@ -14,13 +14,12 @@ from perf_offcpu import losses
 from perf_offcpu.abi.offcpu import EVENT_NAME
 from perf_offcpu.analysis.classes.classify import classify, of_idle_threads
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
-from perf_offcpu.analysis.group import group
 from perf_offcpu.analysis.selection.containers import container_of, is_container
 from perf_offcpu.analysis.selection.states import STATES, state_codes
 from perf_offcpu.analysis.selection.time_windows import Window, in_windows
 from perf_offcpu.errors import UsageError
 from perf_offcpu.losses import LossCause
-from perf_offcpu.model.columns import I32, I64, Bool, distinct, is_among
+from perf_offcpu.model.columns import I32, I64, Bool, distinct, group, is_among
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SUM_FLAGS, Budget, SampleFlag
 from perf_offcpu.structs import frozen

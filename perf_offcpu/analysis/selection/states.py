@@ -6,8 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from perf_offcpu.abi.task_state import STATE_NAMES, state_letter
-from perf_offcpu.analysis.group import group
-from perf_offcpu.model.columns import U8
+from perf_offcpu.model.columns import U8, group
 from perf_offcpu.model.profile import ProfileSamples
 from perf_offcpu.model.recording import SampleFlag
 

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from perf_offcpu.analysis.group import group, stable_order
-from perf_offcpu.model.columns import I64, Bool
+from perf_offcpu.model.columns import I64, Bool, group, stable_order
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SUM_FLAGS
 from perf_offcpu.structs import frozen, mutable

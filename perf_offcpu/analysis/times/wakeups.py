@@ -6,9 +6,8 @@ wake-ups have no arrow, and in the graph all interrupts are one waker, "[interru
 
 import numpy as np
 
-from perf_offcpu.analysis.group import group, max_by, stable_order, sum_by
 from perf_offcpu.analysis.times.timeline import Timeline, Track, comm_of, timeline_of
-from perf_offcpu.model.columns import I64, Bool, distinct
+from perf_offcpu.model.columns import I64, Bool, distinct, group, max_by, stable_order, sum_by
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.structs import mutable

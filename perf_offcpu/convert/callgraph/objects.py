@@ -15,13 +15,12 @@ import numpy as np
 
 from perf_offcpu.abi.wait_objects import ObjectKind
 from perf_offcpu.analysis.classes.classify import classify
-from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.holders import Holders, holders_of
 from perf_offcpu.analysis.times.timeline import Track, comm_of, timeline_of
 from perf_offcpu.analysis.times.wakeups import INTERRUPT
 from perf_offcpu.callpaths.weights import amount, share
 from perf_offcpu.causality.locks import deadlocks_of, ends_after
-from perf_offcpu.model.columns import I64, Bool
+from perf_offcpu.model.columns import I64, Bool, group, sum_by
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.text import printable

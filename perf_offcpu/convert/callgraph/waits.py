@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.callpaths.weights import amount, share
 from perf_offcpu.causality.cascade import DEVICES, Cascade, Held
-from perf_offcpu.model.columns import I64
+from perf_offcpu.model.columns import I64, group, sum_by
 from perf_offcpu.structs import frozen
 
 _LIGHT = 0.5  # edges of less than this part of the heaviest edge of a component are light

@@ -7,9 +7,8 @@ from itertools import pairwise, repeat
 
 import numpy as np
 
-from perf_offcpu.analysis.group import stable_order
 from perf_offcpu.callpaths.tree import PathTree
-from perf_offcpu.model.columns import I64, U8, Bool
+from perf_offcpu.model.columns import I64, U8, Bool, stable_order
 
 _BLOCK = 1 << 14
 _COMMA, _POINT, _ZERO = b",.0"

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
-from perf_offcpu.analysis.group import sum_by
 from perf_offcpu.analysis.times.lanes import Lane
 from perf_offcpu.analysis.times.timeline import Timeline, Track, process_names, timeline_of, with_origin
 from perf_offcpu.analysis.times.wakeups import Wakeups, wakeups_of
@@ -28,7 +27,7 @@ from perf_offcpu.convert.encode.text_columns import array_items, blocks, joined,
 from perf_offcpu.convert.firefox.shared import CATEGORIES, MARKERS, THREAD, SharedTables, StringArray
 from perf_offcpu.convert.registry import Options
 from perf_offcpu.convert.wait_details import details_of
-from perf_offcpu.model.columns import I64, distinct
+from perf_offcpu.model.columns import I64, distinct, sum_by
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.resources import version
 from perf_offcpu.text import printable

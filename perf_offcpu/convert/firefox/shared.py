@@ -18,12 +18,11 @@ import numpy as np
 
 from perf_offcpu.analysis.classes.classify import classify
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
-from perf_offcpu.analysis.group import group
 from perf_offcpu.callpaths.options import Name, NameKind
 from perf_offcpu.callpaths.tree import paths_with_wakers
 from perf_offcpu.convert.encode.text_columns import array_items
 from perf_offcpu.convert.registry import Options
-from perf_offcpu.model.columns import I64, U32, Bool, distinct
+from perf_offcpu.model.columns import I64, U32, Bool, distinct, group
 from perf_offcpu.model.profile import Frames, Profile
 from perf_offcpu.text import printable
 

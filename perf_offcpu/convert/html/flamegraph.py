@@ -22,7 +22,6 @@ import numpy as np
 
 from perf_offcpu.analysis.classes.classify import classify
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
-from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.selection.states import RUNNING, STATES, UNKNOWN_STATE, state_codes
 from perf_offcpu.analysis.times.timeline import timeline_of
 from perf_offcpu.analysis.times.wakeups import with_wakers
@@ -32,7 +31,7 @@ from perf_offcpu.callpaths.weights import events_of, title_of, unit_of
 from perf_offcpu.convert.encode.text_columns import running_sums
 from perf_offcpu.convert.registry import Options
 from perf_offcpu.losses import by_text
-from perf_offcpu.model.columns import I64, Bool, distinct
+from perf_offcpu.model.columns import I64, Bool, distinct, group, sum_by
 from perf_offcpu.model.profile import TASK_READING, Profile
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.model.stacks import depths

@@ -31,7 +31,6 @@ from perf_offcpu.analysis.causes import causes_of
 from perf_offcpu.analysis.classes.classify import Waits, classify
 from perf_offcpu.analysis.classes.network import LABELS, network_of
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
-from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.holders import holders_of
 from perf_offcpu.analysis.times.cpu_waits import CpuWaits
 from perf_offcpu.analysis.times.lanes import Lane, task_lanes
@@ -44,7 +43,7 @@ from perf_offcpu.callpaths.weights import EDGES, title_of, unit_of
 from perf_offcpu.convert.html.flamegraph import names_document, preorder, recording_facts, write_page
 from perf_offcpu.convert.registry import Options
 from perf_offcpu.losses import by_text
-from perf_offcpu.model.columns import I64
+from perf_offcpu.model.columns import I64, group, sum_by
 from perf_offcpu.model.join import host_of
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Meta, SampleFlag

@@ -21,7 +21,6 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from perf_offcpu.analysis.group import group, stable_order
 from perf_offcpu.analysis.selection.states import STATES, state_codes
 from perf_offcpu.analysis.times.lanes import Lane, task_lanes
 from perf_offcpu.analysis.times.timeline import Timeline, timeline_of
@@ -35,7 +34,7 @@ from perf_offcpu.convert.perfetto import packets
 from perf_offcpu.convert.perfetto.packets import SLICE_BEGIN, SLICE_END, events, packet
 from perf_offcpu.convert.registry import Options
 from perf_offcpu.convert.wait_details import details_of
-from perf_offcpu.model.columns import I64, distinct
+from perf_offcpu.model.columns import I64, distinct, group, stable_order
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.text import printable

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.callpaths.options import Name
-from perf_offcpu.model.columns import I64, Bool
+from perf_offcpu.model.columns import I64, Bool, group, sum_by
 from perf_offcpu.report.diff import sides
 from perf_offcpu.report.diff.noise import ERRORS, F64, errors_needed, variance_between_slices, variance_by_length
 from perf_offcpu.report.diff.sides import FUNCTION_KEYS, OBJECT, Groups, Per, Side

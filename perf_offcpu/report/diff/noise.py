@@ -21,9 +21,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.selection.time_windows import Window
-from perf_offcpu.model.columns import I64
+from perf_offcpu.model.columns import I64, group, sum_by
 from perf_offcpu.model.coverage import united
 from perf_offcpu.model.profile import ProfileSamples
 from perf_offcpu.model.recording import SUM_FLAGS, Meta, SampleFlag

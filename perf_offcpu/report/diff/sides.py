@@ -8,7 +8,6 @@ import numpy as np
 from perf_offcpu.analysis.causes import Causes, causes_of
 from perf_offcpu.analysis.classes.classify import Waits, classify, of_idle_threads
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
-from perf_offcpu.analysis.group import group
 from perf_offcpu.analysis.selection.select import event_rows
 from perf_offcpu.analysis.selection.time_windows import Window
 from perf_offcpu.callpaths.keys import column_of, object_column
@@ -16,7 +15,7 @@ from perf_offcpu.callpaths.options import Name, PathOptions
 from perf_offcpu.callpaths.tree import build_paths, with_older
 from perf_offcpu.callpaths.weights import unit_of
 from perf_offcpu.errors import UsageError
-from perf_offcpu.model.columns import I64, Bool
+from perf_offcpu.model.columns import I64, Bool, group
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.report.diff.noise import RecordedTime
 from perf_offcpu.report.summary import shows_waits

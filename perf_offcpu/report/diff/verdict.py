@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from perf_offcpu import losses
-from perf_offcpu.analysis.group import group, sum_by
+from perf_offcpu.model.columns import group, sum_by
 from perf_offcpu.report.diff.compare import Comparison, Row, Table
 from perf_offcpu.report.diff.sides import Groups, Per, Side
 from perf_offcpu.report.style import plural

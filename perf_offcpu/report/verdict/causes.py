@@ -12,9 +12,8 @@ from perf_offcpu.analysis.causes import Causes
 from perf_offcpu.analysis.classes.classify import Waits
 from perf_offcpu.analysis.classes.network import LABELS, network_of
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
-from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.holders import Holders, longest_holders
-from perf_offcpu.model.columns import I64, U32, Bool, distinct
+from perf_offcpu.model.columns import I64, U32, Bool, distinct, group, sum_by
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.structs import frozen

@@ -15,9 +15,8 @@ import numpy as np
 
 from perf_offcpu.analysis.classes.classify import Waits, of_idle_threads
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
-from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.selection.select import thread_ids
-from perf_offcpu.model.columns import I64, Bool, is_one_of
+from perf_offcpu.model.columns import I64, Bool, group, is_one_of, sum_by
 from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Meta, SampleFlag

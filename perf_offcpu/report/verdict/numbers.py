@@ -20,12 +20,11 @@ from perf_offcpu.analysis.causes import Causes, causes_of
 from perf_offcpu.analysis.classes.classify import Waits
 from perf_offcpu.analysis.classes.network import network_of, texts_of
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
-from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.holders import Holders
 from perf_offcpu.analysis.selection.select import thread_ids
 from perf_offcpu.callpaths.keys import cgroup_label
 from perf_offcpu.losses import Stage
-from perf_offcpu.model.columns import I64, Bool, distinct, is_one_of
+from perf_offcpu.model.columns import I64, Bool, distinct, group, is_one_of, sum_by
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import Budget, SampleFlag
 from perf_offcpu.report.thread_budgets import BLOCKED, counted_lives

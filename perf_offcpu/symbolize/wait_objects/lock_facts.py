@@ -15,7 +15,7 @@ import re
 import numpy as np
 
 from perf_offcpu.abi.wait_objects import ObjectKind
-from perf_offcpu.model.columns import I32, I64, U16, Bool, Strings, distinct, group_rows, is_among, is_one_of
+from perf_offcpu.model.columns import I32, I64, U16, Bool, Strings, distinct, group, is_among, is_one_of
 from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import ObjectFact, Objects
 from perf_offcpu.model.recording import SUM_FLAGS, Recording, SampleFlag
@@ -49,7 +49,7 @@ def facts_by_enders(recording: Recording, entry: I64, row: I64, objects: Objects
     for index in np.flatnonzero(shared).tolist():
         name = _ADDRESS.sub(lambda address: f"{int(address[0], 16) >> 3:x}", strings[int(objects.name[index])])
         word[index] = number_of_name.setdefault(name, len(number_of_name))
-    first, number = group_rows(np.where(shared | is_public, -1, objects.pid), word)
+    first, number = group(np.where(shared | is_public, -1, objects.pid), word)
     groups = len(first)
     thing = number[entry]
     waits = distinct(thing.astype(np.int64) << 32 | samples.tid[rows])

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from perf_offcpu.analysis.group import group, max_by, stable_order, sum_by
 from perf_offcpu.analysis.selection.containers import container_of, is_container
 from perf_offcpu.analysis.stack_walk import innermost_node, outermost_node, used_frames, used_nodes
 from perf_offcpu.errors import PerfOffcpuError
+from perf_offcpu.model.columns import group, max_by, stable_order, sum_by
 from perf_offcpu.model.profile import Profile
 
 
@@ -78,7 +78,7 @@ def test_sums_and_maxima_agree_with_a_loop(rows: list[tuple[int, int]]) -> None:
 
 
 def test_long_columns_are_summed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perf_offcpu.analysis.group._ROW_LIMIT", 7)
+    monkeypatch.setattr("perf_offcpu.model.columns._ROW_LIMIT", 7)
     of, values = np.arange(40) % 3, np.arange(40) + 2**55
     assert sum_by(of, values, 3).tolist() == [sum(values[of == number].tolist()) for number in range(3)]
 
