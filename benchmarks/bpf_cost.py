@@ -38,7 +38,7 @@ import other_tools
 import references
 from other_tools import Stats
 
-from perf_offcpu.binary.fields import Buffer
+from perf_offcpu.binary.layout import Buffer
 from perf_offcpu.collect.bpf import syscall as bpf_syscall
 from perf_offcpu.collect.bpf.attr import Command
 from perf_offcpu.collect.bpf.config import OffCpuConfig, ShortWaits, Targets

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from perf_offcpu.abi.elf import EHDR, MAGIC, NOTE, NT_GNU_BUILD_ID, PHDR, ElfClass, SegmentType
-from perf_offcpu.binary.fields import NATIVE, Order
+from perf_offcpu.binary.layout import NATIVE, Order
 from perf_offcpu.errors import LayoutError
 from perf_offcpu.files import read_kernel_if_any
 

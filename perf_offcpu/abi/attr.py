@@ -6,8 +6,7 @@ that its producer knew. Missing fields read as zero."""
 import enum
 from typing import Any, NamedTuple, Self
 
-from perf_offcpu.binary.fields import S32, U16, U32, U64, Buffer, Field, Order, to_int
-from perf_offcpu.binary.layout import Layout
+from perf_offcpu.binary.layout import S32, U16, U32, U64, Buffer, Field, Layout, Order, to_int
 from perf_offcpu.errors import LayoutError
 
 ATTR_SIZE_VER0 = 64

@@ -11,8 +11,7 @@ the recording. Others hold Python functions of a thread that is still blocked at
 or `wait_objects`."""
 
 from perf_offcpu.abi import wait_objects
-from perf_offcpu.binary.fields import BYTE, TEXT, U16, U32, U64, Field, Order, to_int
-from perf_offcpu.binary.layout import Layout
+from perf_offcpu.binary.layout import BYTE, TEXT, U16, U32, U64, Field, Layout, Order, to_int
 
 EVENT_NAME = "offcpu-counters"
 """Name of the evsel of these samples. Its only id is chosen by the recorder: the kernel has no such event."""

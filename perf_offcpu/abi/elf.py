@@ -6,8 +6,7 @@ reads all other headers (objects/elf/headers.py). Source: System V ABI, "Object 
 import enum
 from typing import Final
 
-from perf_offcpu.binary.fields import S32, S64, U8, U16, U32, U64
-from perf_offcpu.binary.layout import Layout
+from perf_offcpu.binary.layout import S32, S64, U8, U16, U32, U64, Layout
 
 MAGIC: Final = b"\x7fELF"
 SHN_UNDEF: Final = 0

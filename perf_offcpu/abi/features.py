@@ -5,8 +5,7 @@ project reads, writes or dumps; others pass through as bytes."""
 
 import enum
 
-from perf_offcpu.binary.fields import BYTE, S32, STRING, TEXT, U8, U16, U32, U64, Field
-from perf_offcpu.binary.layout import Layout
+from perf_offcpu.binary.layout import BYTE, S32, STRING, TEXT, U8, U16, U32, U64, Field, Layout
 
 MAGIC = b"PERFILE2"
 MAGIC_SWAPPED = MAGIC[::-1]  # the magic is a number: a big-endian recorder writes its bytes in the other order

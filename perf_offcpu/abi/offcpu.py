@@ -12,8 +12,7 @@ magic. Rules for other implementers: Documentation/payload-format.md, whose tabl
 import enum
 import functools
 
-from perf_offcpu.binary.fields import S32, U16, U32, U64, Field
-from perf_offcpu.binary.layout import Layout
+from perf_offcpu.binary.layout import S32, U16, U32, U64, Field, Layout
 
 EVENT_NAME = "offcpu-time"  # the evsel name that perf >= 6.16 looks for, and that this project gives its events
 EXTENSION_MAGIC = int.from_bytes(b"OFCP", "little")

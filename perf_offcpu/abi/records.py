@@ -6,8 +6,7 @@ tools/lib/perf/include/perf/event.h (64 on)."""
 
 import enum
 
-from perf_offcpu.binary.fields import BYTE, REST, S32, TEXT, U8, U16, U32, U64, Field, Neighbours
-from perf_offcpu.binary.layout import Layout
+from perf_offcpu.binary.layout import BYTE, REST, S32, TEXT, U8, U16, U32, U64, Field, Layout, Neighbours
 
 
 class RecordType(enum.IntEnum):

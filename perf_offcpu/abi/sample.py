@@ -9,8 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Self
 
 from perf_offcpu.abi.attr import Attr, BranchSampleType, ReadFormat, SampleType
-from perf_offcpu.binary.fields import BYTE, U32, U64, Field
-from perf_offcpu.binary.layout import Layout
+from perf_offcpu.binary.layout import BYTE, U32, U64, Field, Layout
 
 
 class CallchainContext(enum.IntEnum):

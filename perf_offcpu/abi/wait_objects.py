@@ -5,8 +5,7 @@ several tables describe one id, the last table holds."""
 
 import enum
 
-from perf_offcpu.binary.fields import BYTE, S32, U16, U32, U64, Field
-from perf_offcpu.binary.layout import Layout
+from perf_offcpu.binary.layout import BYTE, S32, U16, U32, U64, Field, Layout
 
 MAGIC = int.from_bytes(b"OFCO", "little")
 VERSION = 1

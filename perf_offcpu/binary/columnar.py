@@ -11,9 +11,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from perf_offcpu.binary.fields import Field, Int, Order, Shape, Special
 from perf_offcpu.binary.gather import I64, Rows, gather, gather_fields
-from perf_offcpu.binary.layout import Layout
+from perf_offcpu.binary.layout import Field, Int, Layout, Order, Shape, Special
 from perf_offcpu.structs import mutable
 
 Bool = NDArray[np.bool_]

@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from perf_offcpu.binary.fields import U64, Field, Int, Order
+from perf_offcpu.binary.layout import U64, Field, Int, Order
 from perf_offcpu.structs import mutable
 
 BLOCK = 1 << 15  # items that are worked on at once: as many as fit a core's cache

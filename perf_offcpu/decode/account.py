@@ -15,7 +15,7 @@ from perf_offcpu.abi import counters as layouts
 from perf_offcpu.abi.attr import PerfType, SoftwareConfig
 from perf_offcpu.abi.wait_objects import MAGIC as OBJECTS_MAGIC
 from perf_offcpu.abi.wait_objects import OBJECTS, TEXTS
-from perf_offcpu.binary.fields import Order, to_int
+from perf_offcpu.binary.layout import Order, to_int
 from perf_offcpu.decode.python_lines import Code, Functions, read_codes
 from perf_offcpu.errors import LayoutError
 from perf_offcpu.losses import LossCause, Losses, Stage

@@ -10,7 +10,7 @@ import numpy as np
 from perf_offcpu import losses
 from perf_offcpu.abi.counters import CODES
 from perf_offcpu.abi.offcpu import CODE_SHIFT, NO_INDEX, PYTHON_ENTRY
-from perf_offcpu.binary.fields import Order
+from perf_offcpu.binary.layout import Order
 from perf_offcpu.binary.line_table import LineTable
 from perf_offcpu.errors import LayoutError
 from perf_offcpu.losses import Losses

@@ -10,7 +10,7 @@ from operator import or_
 from perf_offcpu import losses
 from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType, ReadFormat, SampleType, SoftwareConfig
 from perf_offcpu.abi.features import FEATURE_LAYOUTS, Feature
-from perf_offcpu.binary.fields import Order
+from perf_offcpu.binary.layout import Order
 from perf_offcpu.decode.samples import is_offcpu
 from perf_offcpu.errors import LayoutError
 from perf_offcpu.losses import Losses

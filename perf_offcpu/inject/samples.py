@@ -18,9 +18,8 @@ from perf_offcpu import losses
 from perf_offcpu.abi import offcpu as abi
 from perf_offcpu.abi.records import RecordType
 from perf_offcpu.binary.columnar import Columns
-from perf_offcpu.binary.fields import U64, Field, Order
 from perf_offcpu.binary.gather import Rows, gather_rows
-from perf_offcpu.binary.layout import Layout
+from perf_offcpu.binary.layout import U64, Field, Layout, Order
 from perf_offcpu.decode.deferred import MARKER_WORDS, pending_chains, without_user_parts
 from perf_offcpu.decode.retype import COLUMNS, FLAGS_OF_KIND, FLAGS_OF_LOST, FLAGS_OF_WAIT
 from perf_offcpu.decode.samples import is_offcpu, model_samples, sample_columns, samples_by_event

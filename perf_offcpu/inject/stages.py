@@ -24,7 +24,7 @@ import numpy as np
 
 from perf_offcpu import losses
 from perf_offcpu.abi.attr import SampleType, SoftwareConfig
-from perf_offcpu.binary.fields import Order
+from perf_offcpu.binary.layout import Order
 from perf_offcpu.decode.deferred import DeferredMatcher, join_parts, merge_deferred, without_user_parts
 from perf_offcpu.decode.load import read_recording
 from perf_offcpu.decode.retype import repair_ids, retype

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from typing import Final, Self
 
-from perf_offcpu.binary.fields import to_int
+from perf_offcpu.binary.layout import to_int
 from perf_offcpu.cache import DiskCache
 from perf_offcpu.errors import FormatError
 from perf_offcpu.files import is_mostly_holes

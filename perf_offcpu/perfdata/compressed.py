@@ -13,7 +13,7 @@ from typing import Any
 from perf_offcpu import losses
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.records import RECORD_HEADER, RECORD_LAYOUTS, RecordType
-from perf_offcpu.binary.fields import Buffer, Order
+from perf_offcpu.binary.layout import Buffer, Order
 from perf_offcpu.errors import CapabilityError, FileFullError, LayoutError
 from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.features import feature_body

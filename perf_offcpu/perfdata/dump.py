@@ -27,8 +27,7 @@ from perf_offcpu.abi.attr import ATTR, AttrFlag, ReadFormat, SampleType, unpack_
 from perf_offcpu.abi.features import FEATURE_LAYOUTS, FILE_HEADER, FILE_HEADER_SIZE, FILE_HEADER_SIZE_OLD, Feature
 from perf_offcpu.abi.records import CALLCHAIN_DEFERRED_V12, HEADER_ATTR_IDS, RECORD_LAYOUTS, CpuMode, Misc, RecordType
 from perf_offcpu.abi.sample import SAMPLE, TRAILER, CallchainContext
-from perf_offcpu.binary.fields import U32, U64, Field, Shape, Special
-from perf_offcpu.binary.layout import Layout
+from perf_offcpu.binary.layout import U32, U64, Field, Layout, Shape, Special
 from perf_offcpu.errors import LayoutError
 from perf_offcpu.losses import LossCause, Losses, by_text
 from perf_offcpu.perfdata.events import UNKNOWN, EventSpec, owners_of

@@ -12,7 +12,7 @@ from perf_offcpu.abi import features
 from perf_offcpu.abi.attr import ATTR_SIZE_PERF_6_1, unpack_attr
 from perf_offcpu.abi.features import BUILD_ID_FIXED_SIZE, Feature
 from perf_offcpu.abi.records import Misc
-from perf_offcpu.binary.fields import Order, padding, to_int
+from perf_offcpu.binary.layout import Order, padding, to_int
 from perf_offcpu.errors import LayoutError
 from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.events import EventSpec

@@ -18,7 +18,7 @@ from perf_offcpu import losses
 from perf_offcpu.abi import features as layouts
 from perf_offcpu.abi.attr import ATTR_SIZE_MAX, ATTR_SIZE_VER0, unpack_attr
 from perf_offcpu.abi.records import EVENT_UPDATE_NAME, RECORD_LAYOUTS, RecordType
-from perf_offcpu.binary.fields import Order, to_int
+from perf_offcpu.binary.layout import Order, to_int
 from perf_offcpu.errors import FormatError, LayoutError
 from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.events import Events, EventSpec

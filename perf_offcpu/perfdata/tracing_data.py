@@ -21,8 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from perf_offcpu import losses
-from perf_offcpu.binary.fields import BYTE, U8, U32, U64, Field, Int, Order
-from perf_offcpu.binary.layout import Layout
+from perf_offcpu.binary.layout import BYTE, U8, U32, U64, Field, Int, Layout, Order
 from perf_offcpu.errors import LayoutError
 from perf_offcpu.losses import Losses
 

@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from perf_offcpu.binary.fields import Int
+from perf_offcpu.binary.layout import Int
 from perf_offcpu.model.columns import I64, U64, Bool
 from perf_offcpu.unwind.cfi.entries import leb128
 from perf_offcpu.unwind.state import Value, WalkState

@@ -7,7 +7,7 @@ from builders.recording import sample
 from builders.wait_objects import COUNTERS
 
 from perf_offcpu.abi import counters as abi
-from perf_offcpu.binary.fields import Order
+from perf_offcpu.binary.layout import Order
 
 SPENT = [name for name in abi.BUDGET.dtype("<").names or () if name.endswith("_ns")][2:]
 """Names of the times of a budget, after its begin and end."""

@@ -10,7 +10,7 @@ from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.offcpu import PAYLOAD
 from perf_offcpu.abi.records import RECORD_LAYOUTS, RecordType
 from perf_offcpu.abi.sample import SAMPLE, TRAILER, SampleShape
-from perf_offcpu.binary.fields import Order
+from perf_offcpu.binary.layout import Order
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.features import event_desc_body, feature_body, text_body
 from perf_offcpu.perfdata.write.writer import FileWriter, frame_record, pack_record

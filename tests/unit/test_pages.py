@@ -16,8 +16,7 @@ from perf_offcpu.abi import counters, offcpu, wait_objects
 from perf_offcpu.analysis.classes.program_rules import built_in_rules
 from perf_offcpu.analysis.classes.wait_classes import BY_LABEL, CLASSES
 from perf_offcpu.analysis.interpreters import INTERPRETERS
-from perf_offcpu.binary.fields import Field, Int
-from perf_offcpu.binary.layout import Layout
+from perf_offcpu.binary.layout import Field, Int, Layout
 from perf_offcpu.dataset.schema import PARTITIONS, TABLES, VERSION, Column
 from perf_offcpu.errors import LayoutError
 from perf_offcpu.losses import CAUSES, LossCause, Stage

@@ -13,7 +13,7 @@ from typing import Final
 
 from perf_offcpu.abi.attr import Attr, PerfType
 from perf_offcpu.abi.syscalls import syscall_number
-from perf_offcpu.binary.fields import Order
+from perf_offcpu.binary.layout import Order
 from perf_offcpu.collect.system.cpus import online_cpus
 from perf_offcpu.collect.system.privileges import (
     CAP_SYS_ADMIN,

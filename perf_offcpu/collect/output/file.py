@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from perf_offcpu import losses
 from perf_offcpu.abi.features import Feature
-from perf_offcpu.binary.fields import Buffer
+from perf_offcpu.binary.layout import Buffer
 from perf_offcpu.collect.bpf.config import STACK_PERIOD_NS
 from perf_offcpu.collect.counters import Counter, Span, counters_sample, lost_records
 from perf_offcpu.collect.events.parser import tracing_data

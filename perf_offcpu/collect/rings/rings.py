@@ -19,7 +19,7 @@ from typing import Protocol
 
 from perf_offcpu.abi.attr import Attr
 from perf_offcpu.abi.records import RECORD_HEADER
-from perf_offcpu.binary.fields import Buffer
+from perf_offcpu.binary.layout import Buffer
 from perf_offcpu.collect.events.evsels import CpuEvent
 from perf_offcpu.collect.system.privileges import too_many_files
 from perf_offcpu.errors import CapabilityError, FileFullError, PerfOffcpuError, RecordingError

@@ -25,7 +25,7 @@ from hashlib import blake2b
 
 from perf_offcpu import losses
 from perf_offcpu.abi.records import RECORD_HEADER, RECORD_LAYOUTS, Misc, RecordType
-from perf_offcpu.binary.fields import Buffer
+from perf_offcpu.binary.layout import Buffer
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.existing.kernel_maps import KernelMaps
 from perf_offcpu.collect.existing.maps import MappedBuildIds, key_of, path_here, read_build_id, remember

@@ -20,8 +20,8 @@ from perf_offcpu.abi.attr import AttrFlag, PerfType, SoftwareConfig
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.records import Misc, RecordType
 from perf_offcpu.binary.columnar import Columns
-from perf_offcpu.binary.fields import Order
 from perf_offcpu.binary.gather import Rows, gather
+from perf_offcpu.binary.layout import Order
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.columns import I32, I64, U8, U64, Bool, Table, column
 from perf_offcpu.model.recording import Samples

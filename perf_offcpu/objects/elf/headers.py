@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.abi.elf import MAGIC, ElfClass, SectionType, SegmentType
-from perf_offcpu.binary.fields import Order
+from perf_offcpu.binary.layout import Order
 from perf_offcpu.build_ids import find_build_id
 from perf_offcpu.cache import Array, DiskCache, cache_name
 from perf_offcpu.errors import FormatError

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.abi.elf import ElfClass, SectionFlag, SectionType, SegmentFlag, SegmentType
-from perf_offcpu.binary.fields import Order
-from perf_offcpu.binary.layout import Layout
+from perf_offcpu.binary.layout import Layout, Order
 from perf_offcpu.cache import DiskCache
 from perf_offcpu.errors import FormatError
 from perf_offcpu.files import descriptor, open_regular

@@ -15,7 +15,7 @@ from perf_offcpu import losses
 from perf_offcpu.abi.attr import ATTR_SIZE_PERF_6_1
 from perf_offcpu.abi.features import MAGIC, PIPE_HEADER, PIPE_HEADER_SIZE, Feature
 from perf_offcpu.abi.records import EVENT_UPDATE_NAME, HEADER_ATTR_IDS, Misc, RecordType
-from perf_offcpu.binary.fields import NATIVE, Buffer, Order, padding
+from perf_offcpu.binary.layout import NATIVE, Buffer, Order, padding
 from perf_offcpu.errors import UsageError
 from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.events import EventSpec

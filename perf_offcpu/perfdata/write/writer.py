@@ -20,7 +20,7 @@ from typing import Any
 from perf_offcpu.abi.attr import ATTR_SIZE_PERF_6_1
 from perf_offcpu.abi.features import FEATURE_BITS, FILE_HEADER, FILE_HEADER_SIZE, MAGIC, SECTION
 from perf_offcpu.abi.records import HEADER_ATTR_IDS, RECORD_HEADER, RECORD_LAYOUTS, RecordType
-from perf_offcpu.binary.fields import Buffer, Order, padding
+from perf_offcpu.binary.layout import Buffer, Order, padding
 from perf_offcpu.errors import FileFullError, LayoutError, RecordingError
 from perf_offcpu.perfdata.events import EventSpec
 

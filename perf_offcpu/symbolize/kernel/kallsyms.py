@@ -22,8 +22,8 @@ from typing import Final
 
 import numpy as np
 
-from perf_offcpu.binary.fields import NATIVE
 from perf_offcpu.binary.gather import gather_u64
+from perf_offcpu.binary.layout import NATIVE
 from perf_offcpu.errors import FormatError
 from perf_offcpu.files import read_kernel, read_regular
 from perf_offcpu.model.columns import I32, I64, U8, U64, Bool

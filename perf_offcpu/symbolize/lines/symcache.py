@@ -14,8 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from perf_offcpu.binary.fields import BYTE, U32, Field
-from perf_offcpu.binary.layout import Layout
+from perf_offcpu.binary.layout import BYTE, U32, Field, Layout
 from perf_offcpu.errors import FormatError
 from perf_offcpu.model.columns import I32, I64, U64, Table, column
 from perf_offcpu.model.columns import U32 as U32Array

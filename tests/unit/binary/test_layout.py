@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from perf_offcpu.abi.attr import SampleType
-from perf_offcpu.binary.fields import BYTE, REST, STRING, TEXT, U8, U16, U32, U64, Field
-from perf_offcpu.binary.layout import Layout
+from perf_offcpu.binary.layout import BYTE, REST, STRING, TEXT, U8, U16, U32, U64, Field, Layout
 from perf_offcpu.errors import LayoutError
 
 PAIR = Layout("pair", Field("a", U32), Field("b", U32))

@@ -18,7 +18,7 @@ from perf_offcpu import losses
 from perf_offcpu.abi import offcpu
 from perf_offcpu.abi.counters import BUDGET, BUDGETS, payload_layout
 from perf_offcpu.abi.records import RecordType
-from perf_offcpu.binary.fields import Order
+from perf_offcpu.binary.layout import Order
 from perf_offcpu.decode.account import CollectorAccount, read_budgets
 from perf_offcpu.decode.continued import joined_budget, without_continued
 from perf_offcpu.decode.load import load_recording

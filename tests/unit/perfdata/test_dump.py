@@ -13,7 +13,7 @@ from builders.switching import tracing_data
 from perf_offcpu import losses
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.records import RecordType
-from perf_offcpu.binary.fields import S64, U16, Order
+from perf_offcpu.binary.layout import S64, U16, Order
 from perf_offcpu.collect.events.parser import events_directory
 from perf_offcpu.errors import FormatError
 from perf_offcpu.losses import Losses

@@ -10,7 +10,7 @@ import pytest
 from builders.examples import examples
 
 from perf_offcpu.abi.records import CpuMode, Misc, RecordType
-from perf_offcpu.binary.fields import Buffer
+from perf_offcpu.binary.layout import Buffer
 from perf_offcpu.collect.existing import maps
 from perf_offcpu.collect.existing.kernel_maps import KernelMaps
 from perf_offcpu.collect.existing.maps import MappedBuildIds

@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perf_offcpu import losses
-from perf_offcpu.binary.fields import Order
+from perf_offcpu.binary.layout import Order
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.decode.switches.events import Switches
 from perf_offcpu.decode.switches.events import SwitchKind as Kind

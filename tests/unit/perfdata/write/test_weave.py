@@ -18,7 +18,7 @@ from perf_offcpu.abi.attr import SampleType
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.records import RECORD_HEADER, RecordType
 from perf_offcpu.abi.sample import SampleShape
-from perf_offcpu.binary.fields import Order
+from perf_offcpu.binary.layout import Order
 from perf_offcpu.errors import FormatError, RecordingError, UsageError
 from perf_offcpu.inject.header import RewriteOptions
 from perf_offcpu.inject.rewrite import rewrite
