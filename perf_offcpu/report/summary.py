@@ -10,16 +10,9 @@ import numpy as np
 
 from perf_offcpu import losses
 from perf_offcpu.abi.offcpu import EVENT_NAME
+from perf_offcpu.analysis import event_loops
 from perf_offcpu.analysis.classes.classify import Waits, classify, of_idle_threads
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
-from perf_offcpu.analysis.event_loops import (
-    LoopRow,
-    LoopTimeRow,
-    in_unread_loops,
-    loop_rows,
-    loop_time_rows,
-    sentences_of,
-)
 from perf_offcpu.analysis.goroutines import GoroutineRow, goroutine_rows, goroutine_sentences
 from perf_offcpu.analysis.holders import holders_of
 from perf_offcpu.analysis.selection.select import event_rows
@@ -107,8 +100,8 @@ class Summary:
     objects: ObjectTable  # what was waited for
     oversleep: Oversleep | None  # None if the times asked for are not known
     deadlocks: list[list[DeadThread]]  # see `causality.locks`
-    loops: list[LoopRow]  # event loops whose threads are blocked at the end
-    loop_times: list[LoopTimeRow]  # what held up tasks while the recording went on
+    loops: list[event_loops.LoopRow]  # event loops whose threads are blocked at the end
+    loop_times: list[event_loops.LoopTimeRow]  # what held up tasks while the recording went on
     goroutines: list[GoroutineRow]  # of Go programs, while they have no thread
     functions: breakdowns.FunctionTable | None  # None unless asked for
     histogram: breakdowns.Histogram | None  # of off-cpu time only
@@ -178,8 +171,8 @@ def summarize(
         objects=object_table(subject, waits, holders, limits.stacks),
         oversleep=oversleep_of(subject, waits),
         deadlocks=deadlocks_of(subject, waits, holders),
-        loops=loop_rows(subject),
-        loop_times=loop_time_rows(subject),
+        loops=event_loops.loop_rows(subject),
+        loop_times=event_loops.loop_time_rows(subject),
         goroutines=goroutine_rows(subject),
         functions=breakdowns.function_table(subject, limits.groups) if children else None,
         histogram=breakdowns.histogram(subject.samples) if is_offcpu else None,
@@ -273,7 +266,7 @@ def _errors(row_of: I64, samples: ProfileSamples, period_ns: int, number: int) -
 def _notes(subject: Profile) -> dict[LossCause, int]:
     """Return cause (no stack, a part of the stack, a wait without begin or end, …) → number of samples, never 0."""
     samples = subject.samples
-    notes = {losses.NO_STACK: int((samples.stack < 0).sum()), losses.TASKS_UNREAD: in_unread_loops(subject)}
+    notes = {losses.NO_STACK: int((samples.stack < 0).sum()), losses.TASKS_UNREAD: event_loops.in_unread_loops(subject)}
     notes |= {cause: int(samples.has(flag).sum()) for flag, cause in _CAUSE_OF_FLAG.items()}
     return {cause: count for cause, count in notes.items() if count}
 
@@ -291,7 +284,7 @@ def head_of(
     waits, holders = classify(subject), holders_of(subject)
     verdict = verdict_of(profile, chosen, subject, waits, holders, options=options, whole_lives=whole_lives)
     sentences = (
-        *sentences_of(loop_rows(subject), loop_time_rows(subject)),
+        *event_loops.sentences_of(event_loops.loop_rows(subject), event_loops.loop_time_rows(subject)),
         *goroutine_sentences(goroutine_rows(subject)),
         *map(sentence_of, deadlocks_of(subject, waits, holders)),
         *(lines_of(verdict, profile.meta) if verdict else ()),
