@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from perf_offcpu.binary.gather import offsets_of  # noqa: E402
+from perf_offcpu.binary.columnar import offsets_of  # noqa: E402
 from perf_offcpu.cache import DiskCache  # noqa: E402
 from perf_offcpu.callpaths.keys import Texts  # noqa: E402
 from perf_offcpu.dataset.content import content_id, content_of, taken  # noqa: E402

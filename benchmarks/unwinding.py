@@ -27,7 +27,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / room) for room in ("",
 
 from builders.cfi import X86, section, table_of  # noqa: E402
 
-from perf_offcpu.binary.gather import offsets_of  # noqa: E402
+from perf_offcpu.binary.columnar import offsets_of  # noqa: E402
 from perf_offcpu.decode.load import load_recording  # noqa: E402
 from perf_offcpu.model.callchains import Ragged, Snapshots  # noqa: E402
 from perf_offcpu.model.recording import Dsos, Maps, Meta, Recording, Samples, Spaces  # noqa: E402

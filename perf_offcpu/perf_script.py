@@ -20,8 +20,7 @@ import numpy as np
 from perf_offcpu.abi.attr import SampleType, unpack_attr
 from perf_offcpu.abi.records import CpuMode, RecordType
 from perf_offcpu.abi.sample import CallchainContext
-from perf_offcpu.binary.columnar import Columns
-from perf_offcpu.binary.gather import Rows, offsets_of
+from perf_offcpu.binary.columnar import Columns, Rows, offsets_of
 from perf_offcpu.decode.account import CollectorAccount, is_counters
 from perf_offcpu.decode.batch import Batch, BatchCollector
 from perf_offcpu.decode.deferred import pending_chains

@@ -17,7 +17,7 @@ from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.analysis import goroutines
 from perf_offcpu.analysis.event_loops import READY, RUNNING, groups_of, place_of
 from perf_offcpu.analysis.stack_walk import innermost_node
-from perf_offcpu.binary.gather import offsets_of
+from perf_offcpu.binary.columnar import offsets_of
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import tables_of

@@ -2,20 +2,193 @@
 """Read whole columns from many records at once, by the same tables as single records (`layout`). Each record has a
 cursor; a field advances all cursors at once, by a constant or by that record's own count. One pass over the *fields*
 reads any number of records, and no Python code runs per record. A record that does not fit its layout is dropped and
-reported in `ok`; its neighbours are untouched."""
+reported in `ok`; its neighbours are untouched.
+
+Integers and arrays lie at any alignment. Their offsets are columns, and a few steps of numpy copy all of them
+(`gather`, `gather_rows`, `move_rows`)."""
 
 import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import field
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perf_offcpu.binary.gather import I64, Rows, gather, gather_fields
-from perf_offcpu.binary.layout import Field, Int, Layout, Order, Shape, Special
+from perf_offcpu.binary.layout import U64, Field, Int, Layout, Order, Shape, Special
 from perf_offcpu.structs import mutable
 
+BLOCK = 1 << 15  # items that are worked on at once: as many as fit a core's cache
+I64 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
+
+
+@mutable
+class Rows:
+    """Locate an array field of n records in a buffer; `gather_rows` and `gather_bytes` copy its items."""
+
+    starts: I64  # int64[n], byte offsets of each record's first item in the buffer
+    counts: I64  # int64[n], items in each record
+    width: int  # bytes of one item
+
+    def take(self, rows: I64 | NDArray[np.bool_]) -> Self:
+        """Return the array field of the records `rows` alone (row numbers, in this order, or a mask)."""
+        return type(self)(self.starts[rows], self.counts[rows], self.width)
+
+
+def gather_fields(
+    data: NDArray[np.uint8], starts: I64, fields: Sequence[Field], order: Order
+) -> dict[str, NDArray[Any]]:
+    """Return name → array[n] in native byte order of integer `fields` that are adjacent from `starts` (int64[n]) on."""
+    kinds = np.dtype([(field.name, field.type.dtype(order)) for field in fields if isinstance(field.type, Int)])
+    records = _windows(data, kinds.itemsize)[starts].view(kinds)
+    return {field.name: records[field.name].astype(native(field.type)) for field in fields}
+
+
+def gather(data: NDArray[np.uint8], starts: I64, type_: Int, order: Order = "<") -> NDArray[Any]:
+    """Return integers of one type at byte offsets `starts` (int64[n], any alignment), native byte order."""
+    return _overlapping(data, type_.size, order)[starts].astype(native(type_), copy=False)
+
+
+def native(type_: object) -> np.dtype[Any]:
+    """Return the dtype of an integer type in this machine's byte order."""
+    assert isinstance(type_, Int)
+    return np.dtype(f"{'i' if type_.signed else 'u'}{type_.size}")
+
+
+def gather_u64(data: NDArray[np.uint8], starts: I64, order: Order = "<") -> NDArray[np.uint64]:
+    """Return uint64[n]: the words at byte offsets `starts` (int64[n], any alignment: raw data lies at 4 mod 8)."""
+    words: NDArray[np.uint64] = gather(data, starts, U64, order)
+    return words
+
+
+def _overlapping(data: NDArray[np.uint8], size: int, order: Order) -> NDArray[Any]:
+    """Return a view of the buffer in which element i is the unsigned integer that begins at byte i."""
+    return np.ndarray((max(0, len(data) - size + 1),), f"{order}u{size}", data, strides=(1,))
+
+
+def _windows(data: NDArray[np.uint8], size: int, step: int = 1) -> NDArray[np.void]:
+    """Return a view of the buffer in which element i is the `size` bytes that begin at byte `i * step`. Taking such
+    elements copies each as a whole: several times faster than taking its words one by one."""
+    return np.ndarray((max(0, (len(data) - size) // step + 1),), f"V{size}", data, strides=(step,))
+
+
+def offsets_of(counts: I64) -> I64:
+    """Return int64[n + 1]: the offsets of adjacent rows of these lengths, row i from offsets[i] to offsets[i + 1]."""
+    offsets = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets
+
+
+def row_blocks(offsets: I64) -> Iterator[tuple[int, int]]:
+    """Cut ragged rows (offsets int64[n + 1]) into runs (first row, row after the last) of about BLOCK items."""
+    cuts = np.searchsorted(offsets, np.arange(offsets[0], offsets[-1], BLOCK))
+    return itertools.pairwise(sorted({0, *cuts.tolist(), len(offsets) - 1}))
+
+
+def gather_rows(data: NDArray[np.uint8], rows: Rows, order: Order = "<") -> tuple[I64, NDArray[np.uint64]]:
+    """Copy all u64 items of an array field (nested layouts of u64 included). Returns (offsets int64[n + 1], values
+    uint64[offsets[n]]): record i has `values[offsets[i]:offsets[i + 1]]`."""
+    counts = rows.counts if rows.width == 8 else rows.counts * (rows.width // 8)
+    offsets = offsets_of(counts)
+    lengths = _lengths(counts)
+    if lengths is None:
+        return offsets, _gather_by_word(data, rows.starts, counts, offsets, order)
+    wire = f"{order}u8"
+    if len(lengths) == 1 and lengths[0][0]:
+        values = _windows(data, 8 * lengths[0][0])[rows.starts].view(wire)
+        return offsets, values.astype(np.uint64, copy=False)
+    values = np.empty(offsets[-1], wire)
+    for length, group in lengths:
+        if length:
+            places = _windows(values.view(np.uint8), 8 * length, step=8)
+            places[offsets[group]] = _windows(data, 8 * length)[rows.starts[group]]
+    return offsets, values.astype(np.uint64, copy=False)
+
+
+_ROWS_OF_A_LENGTH = 16  # rows of one length that are worth a step of numpy
+
+
+def _lengths(counts: I64) -> list[tuple[int, I64]] | None:
+    """Return (length, int64 rows that have it) for each distinct length; None if there are too many to be worth it."""
+    if not len(counts):
+        return []
+    if bool((counts == counts[0]).all()):
+        return [(int(counts[0]), np.arange(len(counts)))]
+    if int(counts.max()) >= 1 << 16:
+        return None
+    order = np.argsort(counts.astype(np.uint16), kind="stable")  # of u16: by radix
+    ordered = counts[order]
+    cuts = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
+    if len(cuts) * _ROWS_OF_A_LENGTH > len(counts):
+        return None
+    return [(int(counts[part[0]]), part) for part in np.split(order, cuts)]
+
+
+def row_groups(offsets: I64) -> Iterator[tuple[int, I64 | slice]] | None:
+    """Iterate over (length, rows of this length), at most BLOCK items at once, no empty rows; None: many lengths."""
+    lengths = _lengths(np.diff(offsets))
+    if lengths is None:
+        return None
+    are_equal = len(lengths) == 1
+
+    def groups() -> Iterator[tuple[int, I64 | slice]]:
+        for length, group in lengths:
+            count = max(1, BLOCK // max(1, length))
+            for index in range(0, len(group) if length else 0, count):
+                rows = slice(index, min(index + count, len(group)))
+                yield length, rows if are_equal else group[rows]
+
+    return groups()
+
+
+def rows_of(values: NDArray[np.uint64], starts: I64, length: int) -> NDArray[np.uint64]:
+    """Return uint64[n, length]: row i is the `length` words of `values` from index starts[i] (int64[n]) on."""
+    rows = _windows(values.view(np.uint8), 8 * length, step=8)[starts]
+    return rows.view(np.uint64).reshape(-1, length)
+
+
+def _gather_by_word(
+    data: NDArray[np.uint8], starts: I64, counts: I64, offsets: I64, order: Order
+) -> NDArray[np.uint64]:
+    """Return uint64[offsets[-1]], as `gather_rows` does, for rows of many different lengths: word by word."""
+    shift, words = starts - 8 * offsets[:-1], _overlapping(data, 8, order)
+    values = np.empty(offsets[-1], np.uint64)
+    for first, stop in row_blocks(offsets):
+        low, high = int(offsets[first]), int(offsets[stop])
+        values[low:high] = words[np.repeat(shift[first:stop], counts[first:stop]) + np.arange(8 * low, 8 * high, 8)]
+    return values
+
+
+def gather_bytes(data: NDArray[np.uint8], rows: Rows) -> tuple[I64, NDArray[np.uint8]]:
+    """Copy all bytes of a BYTE array field; return (offsets int64[n + 1], values uint8[offsets[n]])."""
+    offsets = offsets_of(rows.counts)
+    byte = np.repeat(rows.starts - offsets[:-1], rows.counts) + np.arange(offsets[-1])
+    return offsets, data[byte]
+
+
+def move_rows(target: NDArray[np.uint8], places: I64, source: NDArray[np.uint8], starts: I64, sizes: I64) -> None:
+    """Copy n pieces of `sizes` bytes (int64[n]) from one buffer to another, in which they must not overlap. `places`
+    and `starts` (int64[n]) are where each goes in `target` and begins in `source`, at any alignment."""
+    lengths = _lengths(sizes)
+    for length, group in lengths or ():
+        if length:
+            _windows(target, length)[places[group]] = _windows(source, length)[starts[group]]
+    if lengths is None:
+        _move_by_item(target, places, source, starts, sizes)
+
+
+def _move_by_item(target: NDArray[np.uint8], places: I64, source: NDArray[np.uint8], starts: I64, sizes: I64) -> None:
+    """Do as `move_rows` for many different sizes: copy items of the largest width (8, 4, 1) that divides all sizes."""
+    width = next(width for width in (8, 4, 1) if not int(np.bitwise_or.reduce(sizes)) % width)
+    counts = sizes // width
+    offsets = offsets_of(counts)
+    into, out_of = _overlapping(target, width, "<"), _overlapping(source, width, "<")
+    for first, stop in row_blocks(offsets):
+        items = np.arange(width * int(offsets[first]), width * int(offsets[stop]), width)
+        rows, count = slice(first, stop), counts[first:stop]
+        to, since = (np.repeat((begins - width * offsets[:-1])[rows], count) for begins in (places, starts))
+        into[to + items] = out_of[since + items]
 
 
 @mutable

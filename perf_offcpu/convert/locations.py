@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from perf_offcpu.binary.gather import offsets_of
+from perf_offcpu.binary.columnar import offsets_of
 from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.callpaths.tree import MARKS, PathTree, marks_of, name_frames
 from perf_offcpu.model.callchains import Ragged, unique_rows

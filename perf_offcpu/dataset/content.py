@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from perf_offcpu.binary.gather import offsets_of
+from perf_offcpu.binary.columnar import offsets_of
 from perf_offcpu.callpaths.keys import Texts, merged, named
 from perf_offcpu.dataset.schema import TABLES
 from perf_offcpu.model.callchains import spread

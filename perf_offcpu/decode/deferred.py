@@ -20,7 +20,7 @@ import numpy as np
 from perf_offcpu import losses
 from perf_offcpu.abi.records import CpuMode, RecordType
 from perf_offcpu.abi.sample import CallchainContext
-from perf_offcpu.binary.gather import Rows, gather_rows, gather_u64, offsets_of
+from perf_offcpu.binary.columnar import Rows, gather_rows, gather_u64, offsets_of
 from perf_offcpu.decode.batch import Batch
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged, unique_rows

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from perf_offcpu.abi import offcpu as abi
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.sample import CallchainContext
-from perf_offcpu.binary.columnar import Columns, read_columns
-from perf_offcpu.binary.gather import Rows, gather_rows, gather_u64, native
+from perf_offcpu.binary.columnar import Columns, Rows, gather_rows, gather_u64, native, read_columns
 from perf_offcpu.binary.layout import Layout, Order
 from perf_offcpu.decode.batch import Batch
 from perf_offcpu.losses import BAD_SAMPLE, OTHER_PAYLOAD, Losses

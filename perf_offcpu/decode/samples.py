@@ -13,8 +13,7 @@ from perf_offcpu.abi import offcpu as abi
 from perf_offcpu.abi.attr import AttrFlag, PerfType, SoftwareConfig
 from perf_offcpu.abi.records import Misc, RecordType
 from perf_offcpu.abi.sample import SAMPLE
-from perf_offcpu.binary.columnar import Columns, read_columns
-from perf_offcpu.binary.gather import gather_bytes, gather_rows
+from perf_offcpu.binary.columnar import Columns, gather_bytes, gather_rows, read_columns
 from perf_offcpu.binary.layout import Order
 from perf_offcpu.decode.account import CollectorAccount, is_counters
 from perf_offcpu.decode.batch import Batch, in_table

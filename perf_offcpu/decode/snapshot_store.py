@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from perf_offcpu import losses
 from perf_offcpu.abi.machine import ABI_64
 from perf_offcpu.abi.offcpu import REFERENCE_BYTES
-from perf_offcpu.binary.columnar import Columns
-from perf_offcpu.binary.gather import Rows, gather_rows, offsets_of
+from perf_offcpu.binary.columnar import Columns, Rows, gather_rows, offsets_of
 from perf_offcpu.binary.layout import Order
 from perf_offcpu.decode.retype import Payload
 from perf_offcpu.losses import Losses

@@ -15,7 +15,7 @@ import numpy as np
 from perf_offcpu.abi.offcpu import PAYLOAD
 from perf_offcpu.abi.records import RECORD_LAYOUTS, RecordType
 from perf_offcpu.abi.sample import TRAILER
-from perf_offcpu.binary.gather import gather_fields, move_rows
+from perf_offcpu.binary.columnar import gather_fields, move_rows
 from perf_offcpu.binary.layout import Order
 from perf_offcpu.decode.retype import repair_ids
 from perf_offcpu.decode.samples import is_offcpu, model_samples, sample_columns, samples_by_event

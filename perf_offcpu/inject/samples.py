@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from perf_offcpu import losses
 from perf_offcpu.abi import offcpu as abi
 from perf_offcpu.abi.records import RecordType
-from perf_offcpu.binary.columnar import Columns
-from perf_offcpu.binary.gather import Rows, gather_rows
+from perf_offcpu.binary.columnar import Columns, Rows, gather_rows
 from perf_offcpu.binary.layout import U64, Field, Layout, Order
 from perf_offcpu.decode.deferred import MARKER_WORDS, pending_chains, without_user_parts
 from perf_offcpu.decode.retype import COLUMNS, FLAGS_OF_KIND, FLAGS_OF_LOST, FLAGS_OF_WAIT

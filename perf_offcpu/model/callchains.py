@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from perf_offcpu.binary.gather import Rows, gather_rows, move_rows, offsets_of, row_blocks, row_groups, rows_of
+from perf_offcpu.binary.columnar import Rows, gather_rows, move_rows, offsets_of, row_blocks, row_groups, rows_of
 from perf_offcpu.model.columns import I32, I64, U64
 from perf_offcpu.structs import mutable
 

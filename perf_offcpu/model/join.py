@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.abi.attr import AttrFlag, SampleType
-from perf_offcpu.binary.gather import offsets_of
+from perf_offcpu.binary.columnar import offsets_of
 from perf_offcpu.model.chain_table import ChainTable
 from perf_offcpu.model.columns import Bool, Renumber, Strings, tables_of, unambiguous
 from perf_offcpu.model.coverage import Sampling, united

@@ -6,7 +6,7 @@ numbers the nodes of that level. So `parent[s] < s` for every node, and everythi
 
 import numpy as np
 
-from perf_offcpu.binary.gather import offsets_of
+from perf_offcpu.binary.columnar import offsets_of
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import I32, I64
 

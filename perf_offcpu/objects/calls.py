@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from perf_offcpu.abi import elf
-from perf_offcpu.binary.gather import gather
+from perf_offcpu.binary.columnar import gather
 from perf_offcpu.binary.layout import S32, U32
 from perf_offcpu.model.columns import U64, Bool, distinct, is_among
 from perf_offcpu.objects.elf.image import ElfImage

@@ -24,7 +24,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from perf_offcpu.binary.gather import offsets_of
+from perf_offcpu.binary.columnar import offsets_of
 from perf_offcpu.model.callchains import spread
 from perf_offcpu.model.columns import I32, I64, U8, U32, U64, Bool, Table, column
 

@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType, SampleType, SoftwareConfig
 from perf_offcpu.abi.records import FIRST_USER_TYPE, RECORD_HEADER, RECORD_LAYOUTS, Misc, RecordType
 from perf_offcpu.abi.sample import SAMPLE, TRAILER, SampleShape
-from perf_offcpu.binary.columnar import read_columns
-from perf_offcpu.binary.gather import I64, gather_u64
+from perf_offcpu.binary.columnar import I64, gather_u64, read_columns
 from perf_offcpu.binary.layout import Order
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
 from perf_offcpu.structs import mutable

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from perf_offcpu import losses
 from perf_offcpu.abi.records import RECORD_HEADER, RecordType
-from perf_offcpu.binary.gather import gather_fields
+from perf_offcpu.binary.columnar import gather_fields
 from perf_offcpu.binary.layout import Buffer, Order, to_int
 from perf_offcpu.losses import Losses
 from perf_offcpu.structs import mutable

@@ -25,7 +25,7 @@ import numpy as np
 from perf_offcpu import losses
 from perf_offcpu.abi import elf
 from perf_offcpu.abi.records import CpuMode
-from perf_offcpu.binary.gather import gather
+from perf_offcpu.binary.columnar import gather
 from perf_offcpu.binary.layout import S32
 from perf_offcpu.cache import DiskCache, cache_name
 from perf_offcpu.errors import FormatError

@@ -11,7 +11,7 @@ import numpy as np
 
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.sample import CallchainContext
-from perf_offcpu.binary.gather import offsets_of
+from perf_offcpu.binary.columnar import offsets_of
 from perf_offcpu.model.callchains import Ragged, spread
 from perf_offcpu.model.columns import I32, I64, U8, U32, U64, Bool, Strings, Table, column, group
 from perf_offcpu.model.lookup import KERNEL_SPACE

@@ -14,7 +14,7 @@ import numpy as np
 
 from perf_offcpu import losses
 from perf_offcpu.abi.records import CpuMode
-from perf_offcpu.binary.gather import offsets_of
+from perf_offcpu.binary.columnar import offsets_of
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import I32, I64, U32, U64, Bool, Strings, group

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from perf_offcpu.binary.gather import offsets_of
+from perf_offcpu.binary.columnar import offsets_of
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import I64, U8, U64, Bool
 from perf_offcpu.unwind.cfi.program import Kind

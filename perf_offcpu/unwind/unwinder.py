@@ -16,7 +16,7 @@ from perf_offcpu import losses
 from perf_offcpu.abi.elf import Machine
 from perf_offcpu.abi.machine import MACHINES, Registers
 from perf_offcpu.abi.offcpu import LARGEST_COPY
-from perf_offcpu.binary.gather import rows_of
+from perf_offcpu.binary.columnar import rows_of
 from perf_offcpu.decode.deferred import join_parts, without_user_parts
 from perf_offcpu.decode.trim_stacks import cut_wrong_callers
 from perf_offcpu.losses import Losses

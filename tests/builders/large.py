@@ -5,7 +5,7 @@ import numpy as np
 
 from perf_offcpu.abi.attr import Attr, SampleType
 from perf_offcpu.abi.records import CpuMode
-from perf_offcpu.binary.gather import offsets_of
+from perf_offcpu.binary.columnar import offsets_of
 from perf_offcpu.model.callchains import Ragged, unique_rows
 from perf_offcpu.model.columns import I64, Strings
 from perf_offcpu.model.profile import Frames, Profile, ProfileSamples, Stacks

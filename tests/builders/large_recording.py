@@ -16,7 +16,7 @@ from perf_offcpu.abi.attr import AttrFlag, SampleType
 from perf_offcpu.abi.offcpu import BLANK_EXTENSION, EVENT_NAME, EXTENSION, EXTENSION_WORDS, Kind
 from perf_offcpu.abi.records import Misc, RecordType
 from perf_offcpu.abi.sample import TRAILER, CallchainContext, SampleShape
-from perf_offcpu.binary.gather import offsets_of
+from perf_offcpu.binary.columnar import offsets_of
 from perf_offcpu.model.callchains import Ragged, spread
 from perf_offcpu.model.columns import I64, U64
 from perf_offcpu.perfdata.write.columns import pack_samples

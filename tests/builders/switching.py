@@ -14,7 +14,7 @@ from builders.recording import BASE
 from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType, SampleType
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.sample import SampleShape
-from perf_offcpu.binary.gather import offsets_of
+from perf_offcpu.binary.columnar import offsets_of
 from perf_offcpu.binary.layout import Order
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.perfdata.events import EventSpec

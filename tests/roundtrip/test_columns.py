@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from perf_offcpu.abi.attr import BranchSampleType, ReadFormat, SampleType
 from perf_offcpu.abi.sample import SAMPLE, SampleShape
 from perf_offcpu.abi.wait_objects import TEXTS
-from perf_offcpu.binary.columnar import read_columns
-from perf_offcpu.binary.gather import gather_bytes, gather_rows
+from perf_offcpu.binary.columnar import gather_bytes, gather_rows, read_columns
 from perf_offcpu.binary.layout import BYTE, STRING, U8, U16, U32, U64, Field, Int, Layout
 from perf_offcpu.dataset.compact import compact
 from perf_offcpu.dataset.content import content_of

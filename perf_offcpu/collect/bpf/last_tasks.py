@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perf_offcpu.binary.gather import offsets_of
+from perf_offcpu.binary.columnar import offsets_of
 from perf_offcpu.collect.bpf.header import SharedHeader
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import is_among

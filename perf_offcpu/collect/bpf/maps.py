@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from perf_offcpu.binary.gather import offsets_of
+from perf_offcpu.binary.columnar import offsets_of
 from perf_offcpu.collect.bpf import syscall as bpf_syscall
 from perf_offcpu.collect.bpf.attr import MapInfo
 from perf_offcpu.collect.bpf.header import SharedHeader

@@ -20,7 +20,7 @@ from perf_offcpu.abi.machine import ABI_64
 from perf_offcpu.abi.offcpu import PAYLOAD, UNKNOWN_U32, UNKNOWN_U64, WHOLE_EXTENSION, Kind
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.sample import CallchainContext
-from perf_offcpu.binary.gather import offsets_of
+from perf_offcpu.binary.columnar import offsets_of
 from perf_offcpu.binary.layout import U32, Field, Layout
 from perf_offcpu.collect.bpf.last_tasks import LastTasks
 from perf_offcpu.collect.events.perf_event import NATIVE

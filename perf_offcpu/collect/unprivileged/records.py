@@ -15,7 +15,7 @@ from perf_offcpu.abi.machine import MACHINES
 from perf_offcpu.abi.offcpu import SYSCALL_UNKNOWN, UNKNOWN_U32, UNKNOWN_U64, Kind, Lost, WaitFlag
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.sample import CallchainContext
-from perf_offcpu.binary.gather import offsets_of
+from perf_offcpu.binary.columnar import offsets_of
 from perf_offcpu.collect.bpf.header import SharedHeader, read_header
 from perf_offcpu.collect.kernel_totals.budgets import budget_samples
 from perf_offcpu.collect.kernel_totals.waits import copy_columns, wait_samples, with_marker

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from perf_offcpu import losses
 from perf_offcpu.abi.records import Misc, RecordType
 from perf_offcpu.abi.sample import SAMPLE, TRAILER, SampleShape
-from perf_offcpu.binary.columnar import read_columns
-from perf_offcpu.binary.gather import gather_rows, gather_u64
+from perf_offcpu.binary.columnar import gather_rows, gather_u64, read_columns
 from perf_offcpu.binary.layout import Buffer
 from perf_offcpu.collect.events.evsels import SAMPLE_TYPE
 from perf_offcpu.collect.events.perf_event import NATIVE

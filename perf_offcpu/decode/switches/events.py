@@ -19,8 +19,7 @@ from perf_offcpu import losses
 from perf_offcpu.abi.attr import AttrFlag, PerfType, SoftwareConfig
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.records import Misc, RecordType
-from perf_offcpu.binary.columnar import Columns
-from perf_offcpu.binary.gather import Rows, gather
+from perf_offcpu.binary.columnar import Columns, Rows, gather
 from perf_offcpu.binary.layout import Order
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.columns import I32, I64, U8, U64, Bool, Table, column

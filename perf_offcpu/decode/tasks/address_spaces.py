@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from perf_offcpu.binary.gather import offsets_of
+from perf_offcpu.binary.columnar import offsets_of
 from perf_offcpu.decode.tasks.columns import MapRuns
 from perf_offcpu.model.callchains import spread
 from perf_offcpu.model.columns import I32, I64

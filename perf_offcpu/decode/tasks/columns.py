@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from perf_offcpu import losses
 from perf_offcpu.abi.records import FIRST_USER_TYPE, RECORD_LAYOUTS, RecordType
-from perf_offcpu.binary.columnar import read_columns
-from perf_offcpu.binary.gather import Rows, gather_rows, native
+from perf_offcpu.binary.columnar import Rows, gather_rows, native, read_columns
 from perf_offcpu.binary.layout import Layout
 from perf_offcpu.errors import LayoutError
 from perf_offcpu.losses import Losses

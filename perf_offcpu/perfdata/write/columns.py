@@ -13,8 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from perf_offcpu.abi.records import RECORD_HEADER, RecordType
 from perf_offcpu.abi.sample import SAMPLE, SampleShape
-from perf_offcpu.binary.columnar import is_scalar, item_size
-from perf_offcpu.binary.gather import I64, move_rows, offsets_of
+from perf_offcpu.binary.columnar import I64, is_scalar, item_size, move_rows, offsets_of
 from perf_offcpu.binary.layout import Field, Int, Layout, Order, Shape
 from perf_offcpu.errors import LayoutError
 from perf_offcpu.perfdata.scan import Chunk

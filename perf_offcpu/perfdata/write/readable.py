@@ -11,8 +11,7 @@ import numpy as np
 from perf_offcpu import losses
 from perf_offcpu.abi.attr import AttrFlag, ReadFormat, SampleType
 from perf_offcpu.abi.records import FIRST_USER_TYPE, RECORD_LAYOUTS, Misc, RecordType
-from perf_offcpu.binary.columnar import Bool, read_columns
-from perf_offcpu.binary.gather import I64
+from perf_offcpu.binary.columnar import I64, Bool, read_columns
 from perf_offcpu.binary.layout import REST, Field, Layout, Special
 from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.events import Events, EventSpec, id_place, read_trailers, sample_id_place

@@ -22,7 +22,7 @@ from typing import Final
 
 import numpy as np
 
-from perf_offcpu.binary.gather import gather_u64
+from perf_offcpu.binary.columnar import gather_u64
 from perf_offcpu.binary.layout import NATIVE
 from perf_offcpu.errors import FormatError
 from perf_offcpu.files import read_kernel, read_regular

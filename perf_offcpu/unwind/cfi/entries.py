@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from perf_offcpu.binary.gather import gather
+from perf_offcpu.binary.columnar import gather
 from perf_offcpu.binary.layout import S32, S64, U16, U32, U64, Int
 from perf_offcpu.model import columns as model
 from perf_offcpu.model.columns import I32, I64, U8, Bool, Table, column, distinct

@@ -21,7 +21,7 @@ from typing import Final
 
 import numpy as np
 
-from perf_offcpu.binary.gather import gather
+from perf_offcpu.binary.columnar import gather
 from perf_offcpu.binary.layout import U8, U16, U32, Int
 from perf_offcpu.model import columns as model
 from perf_offcpu.model.columns import I32, I64, distinct

@@ -18,8 +18,7 @@ from builders.switching import SwitchTable, write_switches
 from perf_offcpu import losses
 from perf_offcpu.abi import offcpu as abi
 from perf_offcpu.abi.records import RecordType
-from perf_offcpu.binary.columnar import Columns
-from perf_offcpu.binary.gather import Rows
+from perf_offcpu.binary.columnar import Columns, Rows
 from perf_offcpu.binary.layout import Order
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.decode.retype import retype
