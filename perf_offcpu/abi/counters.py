@@ -5,10 +5,9 @@ Losses in full rings have records of their own (LOST, LOST_SAMPLES), losses in t
 stops at records of unknown type, and its `perf inject` crashes on unknown header features. So losses in the BPF program
 are a sample of period 0 of a separate bpf-output event, the last record of the data, which perf shows and keeps.
 
-More payloads, distinguished by their magic, share the event. Budgets state how threads spent their time. A sample
-holds the budgets of some threads, of ended threads as the collector drains them from the kernel, else at the end of
-the recording. Others hold Python functions of a thread that is still blocked at the end, the tasks of its event loop,
-or `wait_objects`."""
+More payloads, distinguished by their magic, share the event. Budgets state how threads spent their time. A sample holds
+the budgets of some threads, of ended threads as the collector drains them from the kernel, else at the end of the
+recording. Others hold Python functions of a thread blocked at the end, its event loop's tasks, `wait_objects`."""
 
 from perf_offcpu.abi import wait_objects
 from perf_offcpu.binary.layout import BYTE, TEXT, U16, U32, U64, Field, Layout, Order, to_int

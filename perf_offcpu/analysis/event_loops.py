@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sum up what the tasks of an event loop wait for, by the functions of asyncio in which their coroutines stand. A lock
-is held by a task that is in its `async with` and does not wait for it; a lock that was taken in another way has no
-known holder."""
+is held by a task that is in its `async with` and does not wait for it; one taken otherwise has no known holder."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence

@@ -104,8 +104,7 @@ def is_shared(profile: Profile) -> Bool:
 
 
 def _lived(profile: Profile, rows: I64, tid: I32, time_ns: I64, shared: Bool) -> Bool:
-    """Return bool[rows]: thread `tid` lived at `time_ns` (both by sample), in the sleeper's process; where `shared`, in
-    any."""
+    """Return bool[rows]: thread `tid` lived at `time_ns` (both by sample), in the sleeper's process; if shared, any."""
     tasks, tid, time_ns = profile.tasks, tid[rows], time_ns[rows]
     row = rows_at(tasks.tid, tasks.begin_ns, tid, time_ns)
     begin, end, pid = (np.append(column, -1)[row] for column in (tasks.begin_ns, tasks.end_ns, tasks.pid))

@@ -90,8 +90,7 @@ def with_tasks(profile: Profile) -> Profile:
 
 def with_loop_tasks(profile: Profile) -> Profile:
     """Return the profile with a further leaf in stacks of event loops' waits for events: the thing that held-up tasks
-    await, else most tasks, in the reading whose span contains the wait's end. Waits in no reading's span, and sums,
-    stay as they are."""
+    await, else most tasks, in the reading whose span contains the wait's end. Other waits, and sums, stay."""
     readings = sorted((loop for loop in profile.loops if loop.weight_ns), key=lambda loop: loop.read_ns)
     if not readings:
         return profile

@@ -5,8 +5,7 @@ Only waits count that were not over when the recording ended, or that nothing bu
 holders that are believed (`analysis.holders`). A thread waits for one lock, and one thread holds it: so each thread has
 at most one successor, and following successors ends at a thread that is not blocked, at an unknown holder, or in a
 circle. All waits of a circle must have gone on at one time: else the lock may have changed hands in between. A timeout
-ends a circle with a timed wait: that is no deadlock, whether the circle is there at the end or a timer ended it before.
-"""
+ends a circle with a timed wait: that is no deadlock, whether it lasts to the end or a timer ended it before."""
 
 import re
 

@@ -21,8 +21,7 @@ from perf_offcpu.perfdata.write.columns import Column, pack_samples
 from perf_offcpu.perfdata.write.writer import pack_record
 
 Reading = tuple[bytes, Sequence[int]]
-"""(Payload of abi.counters.TASKS with the tasks of a process; addresses of their code, leaf first, where they have one
-stack)."""
+"""(Payload of abi.counters.TASKS with the tasks of a process; addresses of their code, leaf first, if all have one)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,8 +62,7 @@ class RecordOptions(WaitOptions):
     """The user part of callchains is walked when the task returns to user mode, where the kernel can."""
     all_cgroups: bool = False  # on-CPU samples hold the control group; off-CPU samples always do
     stack_bytes: int = 0
-    """Bytes of the user stack in samples, to be unwound when they are read; 0 for user callchains along frame
-    pointers."""
+    """Bytes of the user stack in samples, unwound when they are read; 0 for callchains along frame pointers."""
     ring_bytes: int = 0  # size of each CPU's ring buffer, a power of two of pages; 0 for the default
     realtime_priority: int = 0  # SCHED_FIFO priority of the recorder; 0 for none
     asks_jvms: bool = True  # JVMs are asked for the names of their compiled code

@@ -115,8 +115,7 @@ def _run(
     enders: list[int],
     ready: Callable[[], None],
 ) -> Summary:
-    """Record until something ends the recording; return its summary. `enders`: descriptors that end it when one becomes
-    readable."""
+    """Record until something ends the recording; return its summary. `enders`: descriptors; a readable one ends it."""
     try:
         session.begin(workload)
         ready()

@@ -44,9 +44,8 @@ class TaskReader(ABC):
 
 class TaskReadings:
     """Read tasks at most `rate_hz` times a second (0: never), in a thread, from `start` to `stop`. `candidates` returns
-    the processes that may have tasks; those without tasks are looked at again after ever longer times. `make_reader` is
-    called when the first process is to be read, so not in a short recording. `lost`: counts processes that cannot be
-    read."""
+    the processes that may have tasks; those without tasks are asked again after ever longer times. `make_reader` is
+    called when the first process is to be read, so not in a short recording. `lost`: counts unreadable processes."""
 
     def __init__(
         self,

@@ -77,8 +77,7 @@ class Locations:
         return ids[group_of].astype(np.int64), stacks
 
     def _frames_of(self, stacks: I64) -> Ragged:
-        """Return the frames of each of `stacks` (-1: empty), leaf first, of functions inlined into each other the
-        innermost."""
+        """Return the frames of each of `stacks` (-1: empty), leaf first; of inlined functions the innermost alone."""
         profile = self.profile
         tree = PathTree([], profile.stacks.parent, profile.stacks.frame, profile.samples.stack)
         some = np.flatnonzero(stacks >= 0)

@@ -5,12 +5,11 @@ A dataset is a folder with a folder for each table, and in that hive partitions 
 
     DATASET/samples/date=2026-11-22/hour=14/web1-….parquet
 
-A row is in the hour of its `time_ns` (budgets, hosts, losses: of their `begin_ns`; gaps: `end_ns`), and the
-stacks and frames of these rows are in the same hour. A file holds one host until compaction (`dataset.compact`).
-Hosts have no folders of their own: see column `host_id`. Equal stacks and frames, which have equal ids
-(`dataset.content`), may occur several times: a query takes one row of each id. All types used here exist in
-DuckDB, Spark, ClickHouse and Trino: no unsigned integers. Documentation/dataset.md describes the tables to
-users; a test compares both."""
+A row is in the hour of its `time_ns` (budgets, hosts, losses: of their `begin_ns`; gaps: `end_ns`), and the stacks and
+frames of these rows are in the same hour. A file holds one host until compaction (`dataset.compact`). Hosts have no
+folders of their own: see column `host_id`. Equal stacks and frames, which have equal ids (`dataset.content`), may occur
+several times: a query takes one row of each id. All types used here exist in DuckDB, Spark, ClickHouse and Trino: no
+unsigned integers. Documentation/dataset.md describes the tables to users; a test compares both."""
 
 from perf_offcpu.structs import frozen
 from perf_offcpu.tables import read_table

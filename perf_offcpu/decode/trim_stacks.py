@@ -20,8 +20,7 @@ _KERNEL_HALF = np.uint64(1 << 63)
 
 def cut_wrong_callers(recording: Recording) -> Recording:
     """Return the recording without root-most frames that lie in no mapping of their process. Processes of which no
-    mapping is known keep all frames, and so do samples with a snapshot, which is unwound. Cut callchains are
-    counted."""
+    mapping is known keep all frames, and so do samples with a snapshot, which is unwound. Counts cut callchains."""
     samples, chains = recording.samples, recording.callchains
     has_maps = np.zeros(len(recording.spaces) + 1, np.bool_)  # the last one is that of space -1
     has_maps[recording.maps.space[recording.maps.space >= 0]] = True

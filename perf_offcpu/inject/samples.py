@@ -107,9 +107,8 @@ Stage = Callable[[SampleBatch], SampleBatch]
 
 
 class SampleRewriter:
-    """Rewrites samples, chunk by chunk, with the layouts of the `written` events, stage by stage. `merges` says whether
-    a stage completes callchains that wait for a deferred user part. `done` counts copied records and samples left
-    out."""
+    """Rewrites samples, chunk by chunk, with the layouts of the `written` events, stage by stage. `merges`: a stage
+    completes callchains with deferred user parts. `done` counts copied records and samples left out."""
 
     def __init__(
         self, events: Events, written: Sequence[EventSpec], stages: Sequence[Stage], merges: bool, done: Rewritten
@@ -229,8 +228,7 @@ _LOST_SHIFT = {"<": np.uint64(8 * _LOST_BYTE), ">": np.uint64(32 - 8 * _LOST_BYT
 
 
 def recorded_extensions(data: NDArray[np.uint8], raw: Rows, nr: I64, order: Order) -> Ragged:
-    """Return the extensions of n payloads: the words after callchain (`nr` words, int64[n]) and cgroup; none where nr
-    is -1."""
+    """Return the extensions of n payloads: words after callchain (`nr` words, int64[n]; -1: none) and cgroup."""
     begin = 8 * (_FIXED + nr + 1)
     counts = np.where(nr >= 0, np.maximum(raw.counts - begin, 0) // 8, 0)
     return Ragged(*gather_rows(data, Rows(raw.starts + np.where(nr >= 0, begin, 0), counts, 8), order))

@@ -170,8 +170,7 @@ def unique_rows(chains: Ragged) -> tuple[Ragged, I32]:
 
 
 def first_of_each(keys: U64) -> tuple[I64, I32]:
-    """Number k distinct keys by appearance. Return (int64[k], index of the first key of each number; int32[n],
-    numbers)."""
+    """Number distinct keys by appearance. Return (int64[k], first index of each number; int32[n], numbers)."""
     order = np.argsort(keys)
     ascending = keys[order]
     is_new = np.append(True, ascending[1:] != ascending[:-1])[: len(keys)]

@@ -13,8 +13,7 @@ from perf_offcpu.model.columns import I32, I64
 
 def build_stack_tree(chains: Ragged) -> tuple[I32, I32, I32]:
     """Build the tree of n chains of frame ids, leaf first (uint64 below 2^31). Returns (parent, frame, stack):
-    int32[nodes], int32[nodes], int32[n]; `stack[i]` is the node of chain i's leaf, -1 if it is empty; parent -1: a
-    root."""
+    int32[nodes], int32[nodes], int32[n]; `stack[i]`: the node of chain i's leaf, -1 if empty; parent -1: a root."""
     lengths = chains.lengths
     order = np.argsort(-lengths, kind="stable")  # longest first: the chains alive at depth d are a prefix
     alive_at = np.searchsorted(-lengths[order], -np.arange(1, int(lengths.max(initial=0)) + 1), side="right")

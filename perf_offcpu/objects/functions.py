@@ -150,8 +150,7 @@ def _mini_debug(image: ElfImage) -> list[tuple[Symbols, bytes]]:
 
 def listed_symbols(image: ElfImage, table: Section, starts: U64 | None = None) -> tuple[Symbols, bytes]:
     """Return the rows of one symbol table section that can name or bound code, and its string bytes. `starts`
-    (uint64[number of sections]) are of an unlinked object's sections, added to st_value; sections at NO_ADDRESS are
-    left out."""
+    (uint64[number of sections]) of an unlinked object's sections are added to st_value; NO_ADDRESS: left out."""
     if table.size > MAX_SYMBOLS * elf.SYM[image.bits].size():
         raise FormatError(image.path, "symbol table", f"{table.size} bytes are too many", table.offset)
     strings_section = image.section(table.link)

@@ -137,9 +137,8 @@ def _namespaced_pid(pid: int) -> int:
 def read_perf_map(path: str, *, force: bool = False, born_ns: int = 0, died_ns: int = 0) -> bytes:
     """Return the text of a map. Any user can put a file of this name into /tmp: a link to a file that only root may
     read, or a second name of one. So only links of root and of the caller are followed, and their target is checked as
-    well. `force` accepts a map of any user; `born_ns` and `died_ns` are wall-clock times between which the process
-    lived, 0 unknown. Raises FileRefusedError: not to be trusted, no regular file, or larger than any real map;
-    OSError."""
+    well. `force` accepts a map of any user; `born_ns` and `died_ns` wall-clock times between which the process lived, 0
+    unknown. Raises FileRefusedError: not to be trusted, no regular file, or larger than any real map; OSError."""
     trusted = {0, os.geteuid()}
     for _ in range(_MAX_LINKS):
         with _directory_of(path) as directory:

@@ -8,8 +8,7 @@
       sample_id: {pid: 9016, tid: 9016, time: 4323278205115, cpu: 0, cpu_res: 0, identifier: 4094}
 
 The layouts have the fields and their order. This module adds how some of them look: numbers in hex, flags and enums,
-bytes that are a name. Names are shown as Python writes bytes (`b'blo\\x1bcker'`): exact, on one line, harmless to a
-terminal.
+bytes that are a name. Names are shown as Python writes bytes (`b'blo\\x1bcker'`): exact and harmless to a terminal.
 
 It resembles `perf script -D`, reads files that perf refuses, too, and does not re-type, merge, order or repair
 anything. A record that does not fit its layout is shown as far as it does, with a line that begins with `!`. Offsets

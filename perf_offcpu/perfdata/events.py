@@ -12,8 +12,7 @@ MISC_MMAP_BUILD_ID in a header that all of them share; it never clears the flag 
 perf_event_mmap_output(), seen in 6.18). While one recorder asks for build-ids, as perf 7.2 does, the records of all
 others have the flag, too, over maj, min and ino. perf 6.1 takes the major number for a length and overruns its stack
 (abort in util/build-id.c). Such records are recognized because build-ids have at most 20 bytes, and an event that did
-not ask gets none. Records that perf synthesized stay as they are, and so do sizes of 20 or 16 bytes, as build-ids have.
-"""
+not ask gets none. Records that perf synthesized stay as they are, as do sizes of 20 or 16 bytes, those of build-ids."""
 
 from dataclasses import dataclass, replace
 from itertools import chain

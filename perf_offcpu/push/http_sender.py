@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Send messages over HTTP/1.1: Pyroscope's Push, Parca's gateway, OTLP/HTTP. Redirects are not followed, because they
-would send credentials to another address. A request as a whole has a time limit: that of a socket starts again with
-each byte."""
+would send credentials to another address. A whole request has a time limit: a socket's starts again with each byte."""
 
 import http.client
 import socket

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find the bottlenecks of a cascade: the threads and devices where most waiting time ends, with stacks. Waits for a CPU
-end at [CPU] and are summed from the threads' budgets. Timers rank without the sleepers' own waits, which hold up no
-other thread."""
+end at [CPU] and are summed from the threads' budgets. Timers rank without sleepers' own waits, which hold up no
+other."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -72,8 +72,7 @@ class Bottlenecks:
 
 
 def bottlenecks_of(profile: Profile, timeline: Timeline, cascade: Cascade, budget: Budget | None = None) -> Bottlenecks:
-    """Return the components of the wait-for graph with the largest weight. `budget`: of threads whose waits for a CPU
-    count."""
+    """Return the heaviest components of the wait-for graph. `budget`: of threads whose waits for a CPU count."""
     graph = graph_of(cascade, "", per_thread=False, min_share=MIN_SHARE)
     parts = [component for component in components(graph) if component.held > 0]
     stacks, for_cpu = _Stacks(profile, timeline, cascade), _waits_for_cpu(profile, budget or Budget())

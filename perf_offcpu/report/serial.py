@@ -87,8 +87,7 @@ def serial_of(
     profile: Profile, timeline: Timeline, chosen: Bool, window: tuple[int, int] | None, stacks: int
 ) -> SerialReport:
     """Return the report on when few threads of a program ran. `chosen`: bool[tracks of the timeline], the program's
-    threads. `window`: (begin, end) in the recording's clock; default: the life of the program. `stacks`: number
-    wanted."""
+    threads. `window`: (begin, end) in the recording's clock; default: the program's life. `stacks`: most of them."""
     origin, samples = timeline.origin_ns, profile.samples
     table = WaitTable(profile, timeline)
     since_origin = None if window is None else (window[0] - origin, window[1] - origin)

@@ -246,8 +246,7 @@ class WaitTexts:
         self._profile, self._shown, self._digits = profile, fields.shown, digits
 
     def texts(self, rows: I64, samples: ProfileSamples) -> list[str]:
-        """Return a text for each sample, with a blank at its end; "" if it is no wait. `rows`: in the profile's
-        samples."""
+        """Return a text for each sample in `rows`, with a blank at its end; "" if it is no wait."""
         offcpu = samples.has(SampleFlag.OFFCPU)
         waits, rows = samples.take(offcpu), rows[offcpu]
         columns = [

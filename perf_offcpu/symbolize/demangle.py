@@ -15,8 +15,7 @@ it runs in a process of its own (demangle_child.py), with bounds for time and me
 stays mangled. Where the library is missing (perf's own Python sees no virtual environment), all names stay mangled.
 
 Differences from perf: template arguments that are functions or expressions, thunks (no parameters here) and
-abbreviations such as std::istream, together 0.4 % of the functions of libstdc++, LLVM, clang, the JVM, rustc and cargo.
-"""
+abbreviations such as std::istream, 0.4 % of the functions of libstdc++, LLVM, clang, the JVM, rustc and cargo."""
 
 import os
 import re

@@ -173,8 +173,7 @@ def _shift_back(names: SymbolNames, locations: Locations) -> None:
 
 
 def _demangle(names: SymbolNames, inlined: InlinedFunctions, strings: Strings, kept: dict[str, str]) -> None:
-    """Demangle the symbols of both tables in one call, which costs a process. `kept`: earlier readable names; some are
-    added."""
+    """Demangle the symbols of both tables in one call, which costs a process. `kept`: readable names, extended."""
     used, inverse = np.unique(np.concatenate([names.symbol, inlined.symbol]), return_inverse=True)
     symbols = [strings[row] for row in used.tolist()]
     new = [symbol for symbol in symbols if symbol not in kept]

@@ -98,8 +98,7 @@ class Segments(Closing):
             self._remover.wait(_PATIENCE_S)
 
     def __iter__(self) -> Iterator[Profile]:
-        """Yield the profile of each interval. Raise UsageError or PerfOffcpuError if the recorder ends before it has
-        recorded."""
+        """Yield the profile of each interval. Raise UsageError or PerfOffcpuError if the recorder ends without one."""
         with Directory.named(self._path) as directory:
             for recording in self._recordings(directory):
                 yield replace(symbolize(deferred_as_samples(recording), self._symbols), rules=self._rules)

@@ -76,8 +76,7 @@ class KnownStacks:
         self._pairs, self._unwound = np.empty(0, np.int64), Unwound()
 
     def unwind(self, pairs: I64, walk: Callable[[I64], Unwound]) -> Unwound:
-        """Return the callchains of n distinct pairs (snapshot << 32 | address space); `walk` unwinds those that are not
-        known yet."""
+        """Return the callchains of n distinct pairs (snapshot << 32 | address space); `walk` unwinds unknown ones."""
         row = np.searchsorted(self._pairs, pairs)
         is_known = np.append(self._pairs, -1)[row] == pairs
         new = pairs[~is_known]

@@ -294,8 +294,7 @@ other system calls (flock(), fsync(), futex()) say more than the object and stay
 def object_codes(profile: Profile) -> I16:
     """Return int16[samples]: WaitClass | _CONNECTED | _INWARD (see `Profile.objects`) of each object, and _OF_SEVERAL
     for waits in poll() or select() of several descriptors; -1: no class. An object says more than a system call that
-    serves many kinds of files. It says less than functions of the kernel, because a read of a file may also wait for a
-    lock."""
+    serves many kinds of files, but less than functions of the kernel: a read of a file may also wait for a lock."""
     objects, strings = profile.objects, profile.strings
     if not len(objects):
         return np.broadcast_to(np.int16(_NONE), len(profile.samples))

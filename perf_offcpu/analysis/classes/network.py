@@ -10,9 +10,8 @@ are counted back from the end of the wait, in ticks of the kernel (1 to 10 ms), 
     much faster than answered          acknowledgement that came with the answer says nothing
     the window's total has grown       the peer did not read
 
-Totals are compared with those of the previous sample of the connection. Facts that fit no rule, or two, are `UNKNOWN`:
-nothing is guessed. So are waits of a server for a request, and sums. Of UDP only timeouts and name servers are known.
-"""
+Totals are compared with those of the connection's last sample. Facts that fit no rule, or two, are `UNKNOWN`: nothing
+is guessed. So are waits of a server for a request, and sums. Of UDP only timeouts and name servers are known."""
 
 import enum
 from dataclasses import fields

@@ -82,8 +82,7 @@ def _if(patterns: str) -> Callable[[str], int | None]:
 
 
 class _Stacks:
-    """Searches `stacks` (int64[n], rows in a profile's stacks) from the leaf on for functions to which a rule gives a
-    value."""
+    """Searches `stacks` (int64[n], rows in a profile's stacks), leaf first, for functions with a value by a rule."""
 
     def __init__(self, profile: Profile, stacks: I64) -> None:
         self.profile, self.stacks = profile, stacks
@@ -125,8 +124,7 @@ class _Stacks:
         return [*sets, 0], set_of_stack.reshape(-1).astype(np.int32)
 
     def _callers(self, programs: Rules, nodes: I64) -> tuple[list[int], I32]:
-        """Return distinct sets of rules (bits), and int32[nodes], index of the set whose conditions the node's caller
-        meets."""
+        """Return distinct sets of rules (bits), and int32[nodes], the set whose conditions the node's caller meets."""
         row_of_function = {0: 0}  # without a caller
 
         def of_caller(function: str) -> int:

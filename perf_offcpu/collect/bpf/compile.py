@@ -37,8 +37,7 @@ _INSTALL = (
 
 
 def import_bcc() -> ModuleType:
-    """Import the BPF Compiler Collection. Raises CapabilityError: it is missing or broken, or another package of this
-    name."""
+    """Import the BPF Compiler Collection. Raises CapabilityError: it is missing, broken, or a namesake."""
     try:
         with warnings.catch_warnings(action="ignore"):  # 0.37 with Python 3.14: its ctypes structures
             import bcc

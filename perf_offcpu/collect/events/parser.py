@@ -6,8 +6,7 @@
 * `PMU/TERM=VALUE,.../`, as sysfs describes the PMU: `cpu/event=0xc0,umask=0x01/`;
 * `SYSTEM:NAME`, a tracepoint.
 
-Modifiers follow a colon, or the slash of a PMU: `cycles:u`, `cpu/event=0xc0/pp`. `none` stands for a recording of
-off-CPU time alone.
+Modifiers follow a colon, or the slash of a PMU: `cycles:u`, `cpu/event=0xc0/pp`. `none`: off-CPU time alone.
 
 A sample of a tracepoint holds a structure of the running kernel. perf opens a file with such an event only if the
 feature TRACING_DATA describes its layout (`perfdata.tracing_data` reads that feature).

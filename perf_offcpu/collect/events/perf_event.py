@@ -99,8 +99,7 @@ def event_id(fd: int) -> int:
 
 
 def refusal(problem: OSError, name: str, attr: Attr, tid: int = -1) -> PerfOffcpuError:
-    """Return the error for the event `name` that perf_event_open(2) refused with `problem`, for a thread or all tasks
-    (-1)."""
+    """Return the error for event `name`, refused by perf_event_open(2) with `problem`; `tid`: -1 for all tasks."""
     hardware = attr.type not in (PerfType.SOFTWARE, PerfType.TRACEPOINT)
     if hardware and problem.errno in (errno.ENOENT, errno.EOPNOTSUPP, errno.ENODEV, errno.EINVAL):
         return CapabilityError(

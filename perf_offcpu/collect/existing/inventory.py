@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make the records with which a file begins, of kernel code, control groups and tasks that exist already. Their time
-is 0, and they come in the order that perf expects: the kernel's own code, control groups, tasks with their maps, and
-FINISHED_INIT.
+"""Make the records with which a file begins, of kernel code, control groups and tasks that exist already. Their time is
+0, their order as perf expects: the kernel's own code, control groups, tasks with maps, FINISHED_INIT.
 
 Tasks are read from /proc, for each process: FORK and COMM of each thread, then, where wanted, NAMESPACES and one MMAP2
 for each executable mapping. The tracker events must be enabled first: what happens between their start and the scan
 then appears twice, which is harmless, and nothing is missing.
 
 Tasks come and go during the scan; a task that has ended is left out. Names are bytes: programs choose them, and they
-need not be UTF-8. A process that cannot be read, or not in time, is recorded as far as possible, and counted as a loss.
-"""
+need not be UTF-8. A process that cannot be read, or not in time, is recorded in part, and counted as a loss."""
 
 import os
 import re
@@ -72,8 +70,7 @@ class Inventory:
     """Scan the kernel, control groups and, in a helper, all processes, and make their records. Of processes that do not
     belong to `target` only threads and their names are recorded, because they may be parents or wakers. `build_ids`:
     gathers the build-ids of mapped files. `data_maps`: also record files mapped for reading. `known`: records of the
-    tasks of the last scan, with the same `data_maps`; replaced by those of this one. `kernel`: makes those of the
-    kernel."""
+    tasks of the last scan, with the same `data_maps`; replaced by this one's. `kernel`: makes the kernel's."""
 
     def __init__(
         self, target: Target, build_ids: MappedBuildIds, data_maps: bool, known: KnownTasks, kernel: KernelMaps

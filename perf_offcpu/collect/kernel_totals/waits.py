@@ -44,9 +44,8 @@ _TASKS_AT_ONCE = 512  # tasks whose records are packed at once: some MB of copie
 
 
 def sum_samples(event: EventSpec, sums: NDArray[Any], stacks: Ragged) -> Iterator[tuple[NDArray[Any], bytes]]:
-    """Yield (some of the `sums`, at most BATCH; their sample records). `event`: offcpu-time; its first id is used.
-    `sums`: rows with the fields of `struct offcpu_sum_key` and `struct offcpu_sum` (bpf/off_cpu.h). `stacks`: their
-    user addresses."""
+    """Yield (some of the `sums`, at most BATCH; their sample records). `event`: offcpu-time (its first id). `sums`:
+    rows with the fields of `struct offcpu_sum_key` and `struct offcpu_sum` (bpf/off_cpu.h). `stacks`: user stacks."""
     for low in range(0, len(sums), BATCH):
         rows = sums[low : low + BATCH]
         chains = with_marker(CallchainContext.USER, stacks.take(np.arange(low, low + len(rows))))

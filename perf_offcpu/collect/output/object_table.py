@@ -101,8 +101,7 @@ class ObjectTable:
         return rows[~waits]
 
     def finish(self, files: Iterable[OutputFile]) -> None:
-        """Write all objects up to now, for the end of a file, and again the epoll instances with the descriptors that
-        they watch by now."""
+        """Write all objects so far, at the end of a file, and again epoll instances with what they watch by now."""
         files = list(files)
         self._describer.finish_until(time.monotonic() + NAMING_S)
         self._await(files, scan_now=True)

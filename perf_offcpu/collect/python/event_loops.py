@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read the tasks of asyncio's event loops, in processes that run CPython 3.11 to 3.14, while the loop's thread is
-blocked. What cannot be read ends the list of tasks. A list counts if the thread has not run meanwhile (its number of
-context switches)."""
+blocked. What cannot be read ends the list of tasks. A list counts if the thread had no context switch meanwhile."""
 
 import itertools
 import json

@@ -60,8 +60,7 @@ class Section(NamedTuple):
     loads: list[tuple[int, int, int]]
 
     def place_in(self, start: int, offset: int) -> int | None:
-        """Return its address in a process that maps the file from `offset` on at `start`; None if no segment begins
-        there."""
+        """Return its address in a process that maps the file from `offset` on at `start`; None if no segment does."""
         for begin, size, address in reversed(self.loads):  # the page of a segment's end may be that of the next's begin
             if begin & -mmap.PAGESIZE <= offset < begin + size:
                 return self.address + start - (address + offset - begin) & _ALL

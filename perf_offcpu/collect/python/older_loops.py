@@ -5,8 +5,7 @@ builds for 64-bit machines: Include/internal of CPython and FutureObj, TaskObj i
 interpreter: `offsets`.
 
 Before 3.14 a task does not refer to the tasks that await it. They are found by what each task awaits: another task
-directly, or by gather(), wait(), wait_for() or a TaskGroup, but not by shield() or as_completed().
-"""
+directly, or by gather(), wait(), wait_for(), a TaskGroup, not by shield() or as_completed()."""
 
 import re
 from collections import defaultdict

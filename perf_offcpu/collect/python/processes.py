@@ -75,8 +75,7 @@ def ended_process(kind: int, record: memoryview) -> int:
 
 class PythonProcesses(MappingFollower):
     """Follow processes that run CPython. `lost`: counts processes whose interpreter is not read. `recorded` returns the
-    pids of recorded processes that live; None: all processes count as recorded. `maps`: receive the offsets, for BPF
-    programs.
+    pids of recorded processes that live; None: all processes count as recorded. `maps`: receive offsets, for BPF.
 
     Attributes:
         offsets: process → members of `struct offcpu_python`; {} of an interpreter that is not read.

@@ -12,8 +12,7 @@ reading. Records of other data (heap, stacks, data segments) are left out: half 
 
 KSYMBOL and BPF_EVENT records are cut to their size. When several recorders listen, the kernel adds the size of the
 trailer to the same header once for each (kernel/events/core.c: perf_event_ksymbol_output() and perf_event_bpf_output(),
-seen in 6.18): all but the first get old bytes of their ring after the trailer, where perf finds an unknown id and gives
-up.
+seen in 6.18): all but the first get old bytes of their ring after the trailer, in which perf finds no known id.
 
 Side-band records have rings of their own: they are looked at one by one, and samples must not displace them."""
 

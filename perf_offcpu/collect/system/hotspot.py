@@ -78,8 +78,7 @@ class _Memory:
 
 
 class _Hotspot:
-    """Reader of one JVM's objects. `base`: address at which it maps libjvm.so. Raises OSError, KeyError: it lacks what
-    is needed."""
+    """Reader of one JVM's objects. `base`: address of libjvm.so. Raises OSError, KeyError: parts are missing."""
 
     def __init__(self, memory: _Memory, base: int) -> None:
         self._memory, self._names = memory, dict[int, str]()
@@ -315,8 +314,7 @@ def lines_of(fd: int, base: int) -> bytes:
 
 def owners_of(pid: int) -> dict[int, tuple[int, bool]]:
     """Return tid → (tid of the owner of the lock that a thread of a JVM waits for, True of a monitor), in the
-    namespace of the process; {} if that cannot be read. May block: a process can lock its mappings, and its memory may
-    be a file."""
+    namespace of the process; {} if that cannot be read. May block: a process can lock its mappings or map a file."""
     with contextlib.suppress(OSError, OverflowError, KeyError, ValueError, MemoryError, struct.error):
         with open(f"/proc/{pid}/maps", "rb") as file:  # direct: of the kernel
             starts = re.findall(rb"(?m)^([0-9a-f]+)-.*/libjvm\.so$", file.read(_MOST_MAPS))

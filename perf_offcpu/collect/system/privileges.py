@@ -148,8 +148,7 @@ def raise_priority(realtime: int) -> None:
     """Raise the recorder's scheduling priority: a ring that is not emptied in time loses records. Nice -20 gets it onto
     a CPU soon among hundreds of runnable tasks (with small rings, it halves what waits in them), yet unlike SCHED_FIFO
     cannot starve them when there is much to copy. Without the privilege it goes on as it is, unless a real-time
-    priority was asked for. `realtime`: priority for SCHED_FIFO, 0 for none. Raises CapabilityError: the kernel refuses
-    it."""
+    priority was asked for. `realtime`: priority for SCHED_FIFO, 0 for none. Raises CapabilityError if refused."""
     try:
         if realtime:
             os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(realtime))

@@ -3,8 +3,7 @@
 
 A look takes some 100 us, and all looks BUDGET of one CPU. So threads are looked at once a wait, when they have slept
 for LEAST_NS or, if that are too many, for a longer time, which rises until the budget suffices: threads that were never
-looked at come first, then those that sleep longest. A look belongs to a wait if it began and ended within it, by the
-SWITCH records."""
+looked at come first, then those that sleep longest. A look belongs to a wait if it lies within it by SWITCH records."""
 
 import time
 from collections import defaultdict, deque

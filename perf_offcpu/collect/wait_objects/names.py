@@ -135,8 +135,7 @@ def socket_texts(row: Any) -> Texts:
 
 class Mounts:
     """Complete paths by the mounts that the recorder sees (proc_pid_mountinfo(5)), read at the first call of `path`. Of
-    a file that is not open any more, the BPF program has read the names up to the root of its file system, which a
-    mount places."""
+    a file that is not open any more, BPF has read the names up to the root of its file system, which a mount places."""
 
     @functools.cached_property
     def _by_device(self) -> dict[tuple[int, int], list[tuple[bytes, bytes]]]:

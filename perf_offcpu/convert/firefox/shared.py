@@ -68,8 +68,7 @@ class StringArray:
 
 
 def table(length: int, **columns: I64 | bool | None) -> Iterator[str]:
-    """Yield the JSON of a table. A column is int64[length], negatives null unless _MINUS_ONE names it; or one value for
-    all."""
+    """Yield the JSON of a table. A column is one value, or int64[length], negatives null unless _MINUS_ONE names it."""
     yield "{"
     for name, values in columns.items():
         yield f'"{name}":['

@@ -170,8 +170,7 @@ def write_page(
     out: TextIO, template: str, styles: Sequence[str], scripts: Sequence[str], document: dict[str, Any], **more: str
 ) -> None:
     """Write a page; its title is that of the JSON document. `template`: the asset with `$$policy`, `$$title`,
-    `$$style`, `$$script` and `$$data`. `styles`, `scripts`: assets to be joined. `more`: of the template, not
-    escaped."""
+    `$$style`, `$$script` and `$$data`. `styles`, `scripts`: assets to join. `more`: placeholder → text, not escaped."""
     style, script = ("".join(map(_asset, assets)) for assets in (styles, scripts))
     # The content security policy allows these two texts, nothing else, and no network.
     allowed = f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'"

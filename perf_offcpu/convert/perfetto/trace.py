@@ -261,8 +261,7 @@ def counter_packets(timeline: Timeline, wakeups: Wakeups) -> Iterator[bytes]:
 
 
 def counts(since: I64, until: I64) -> tuple[I64, NDArray[np.float64]]:
-    """Return int64[m], float64[m]: times at which intervals (`since` to `until`) begin or end, and how many are open
-    then."""
+    """Return int64[m], float64[m]: times at which intervals (`since` to `until`) begin or end; number of open ones."""
     times = np.concatenate([since, until])
     times <<= 1
     times[len(since) :] |= 1  # the lowest bit says which

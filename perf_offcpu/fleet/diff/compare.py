@@ -185,8 +185,7 @@ class Comparison:
 
 
 def compare(before: Selected, after: Selected, keys: Sequence[str]) -> Comparison:
-    """Compare two selections by `keys`, by comm and by stack; raise UsageError without two hosts per side, or one on
-    both."""
+    """Compare two selections by `keys`, by comm and by stack; raise UsageError if a side has one host or none."""
     needed = [*keys, *(key for key in STACK if key not in keys)]
     sides = _Sides(*cubes_of(before, after, needed))
     tables = [_by_keys(sides, keys_of_table) for keys_of_table in dict.fromkeys((tuple(keys), ("comm",)))]

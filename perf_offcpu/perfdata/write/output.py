@@ -15,8 +15,7 @@ from perf_offcpu.structs import Closing
 
 
 def _hold(directory: Directory, size: int) -> int:
-    """Return a descriptor of an unnamed file of `size` bytes on the same disk; -1 if it has none. Raises OSError: it is
-    full."""
+    """Return a descriptor of an unnamed file of `size` bytes on the same disk, -1 if it has none; OSError if full."""
     fd = -1
     try:
         # direct: a file without a name, in a directory that is open

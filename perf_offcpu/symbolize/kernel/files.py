@@ -128,8 +128,7 @@ def find_kallsyms(
     build_id: bytes, search: Search, *, is_running: bool, in_symfs: bool
 ) -> tuple[Kallsyms | None, str, bool]:
     """Find the best kallsyms of the recorded kernel. `is_running`: the running kernel is the recorded one. `in_symfs`:
-    SYMFS/proc/kallsyms is its table. Return (kallsyms, its path, False), or (None, "", True if it hides its
-    addresses)."""
+    SYMFS/proc/kallsyms is its table. Return (kallsyms, its path, False), or (None, "", True if it hides addresses)."""
     hidden = is_running
     for path in _kallsyms_paths(build_id, search, is_running, in_symfs):
         try:

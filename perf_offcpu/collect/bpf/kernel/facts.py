@@ -277,8 +277,7 @@ def check_privileges() -> None:
 
 def has_may_goto() -> bool:
     """Return whether programs may have the instruction may_goto (011832b97b31, Linux 6.9; bpf/loops.h). It takes up to
-    16 bytes of stack beyond the program's own, which the interpreter may lack for a program of 512 bytes, such as this
-    one."""
+    16 bytes of stack beyond the program's own, which the interpreter may lack if it has 512 bytes, as this one has."""
     if sys.byteorder != "little":  # bpf/loops.h has the bytes in this order
         return False
     try:
