@@ -213,9 +213,8 @@ def read_segment(
 ) -> Profile:
     """Return the profile of a recording.
 
-    A killed recorder leaves a file without its end, where machine and clocks are described. If the file was made in
-    this boot, the present values are used instead; only the wall clock may have been set since. A file of an earlier
-    boot has no clocks then.
+    A killed recorder leaves a file without its end, which describes machine and clocks. If it was made in this boot,
+    the present values are used; only the wall clock may have been set since. A file of an earlier boot has no clocks.
 
     `after_ns`: end of the recorder's previous file, CLOCK_MONOTONIC ns; 0 if it is not known. `period_ns`: sampling
     period to assume for a recording that lacks its end and has no sample with a weight. `cache`: of symbols and frame

@@ -59,8 +59,7 @@ class LoopRow(NamedTuple):
 
 
 class LoopTimeRow(NamedTuple):
-    """Tasks of an event loop that were held up for the same reason, or a task that blocked the loop; sums of the
-    readings during the recording."""
+    """Tasks of an event loop held up for one reason, or a task that blocked the loop; sums of all readings."""
 
     comm: str
     pid: int

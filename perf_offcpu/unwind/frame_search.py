@@ -32,8 +32,7 @@ CallReader = Callable[[int, U64], tuple[Bool, U64]]
 """Function of a dso and file offsets uint64[n]. Returns bool[n], True if a call instruction ends there, and uint64[n],
 the address in the file that it calls, NO_ADDRESS for another file's, or if the instruction does not tell."""
 EntryReader = Callable[[int, int], tuple[int, frozenset[int]]]
-"""Function of an address space and a code address. Returns (dso, addresses in the file at which the function of the
-code address may begin)."""
+"""(address space, code address) → (dso, addresses in the file at which the function of the code may begin)."""
 
 
 class FrameSearch:

@@ -5,8 +5,7 @@ Nearly all rules are of one kind: the CFA is the stack or frame pointer plus a n
 saved registers are at fixed offsets below it. Frames with such rules take the fast path, all at once. Others
 (PLT stubs, signal frames, realigned stacks) go rule set by rule set.
 
-A step can only lead up the stack: a CFA that does not advance ends the walk, so circular rules cost no more
-steps than the copy has words."""
+A CFA that does not advance ends the walk, so circular rules cost at most as many steps as the copy has words."""
 
 from typing import Final
 

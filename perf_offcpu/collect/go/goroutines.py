@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read where the goroutines of recorded Go programs wait (`record --goroutines`), while the program runs. A goroutine
 counts if it stood still from before its stack was read to after it (Go counts how often it stops running), and weighs
-the time since the reading before. One that runs, or is in a system call, has a thread, whose waits are recorded as
-those of all threads."""
+the time since the reading before. One that runs, or is in a system call, has a thread, whose waits are recorded."""
 
 import contextlib
 import functools

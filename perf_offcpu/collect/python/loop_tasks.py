@@ -64,8 +64,7 @@ class Loop(Memory):
         self._codes: dict[int, tuple[str, str, LineTable, int]] = {}
 
     def prepare(self, tables: Tables) -> int:
-        """Read the offsets; return the address of the head of the list of interpreters. Raises UnreadableError: the
-        process is of another version."""
+        """Read the offsets; return the address of the list of interpreters. Raises UnreadableError: another version."""
         head = self.read(tables.runtime, _HEAD)
         self.at = {name: int.from_bytes(head[place : place + 8], "little") for name, place in _OFFSETS.items()}
         debug = _DEBUG_TABLE.unpack(self.read(tables.asyncio, _DEBUG_TABLE.size))

@@ -6,8 +6,7 @@ does no CO-RE relocation, so the few offsets that the BPF program needs come fro
 
 The file is a header, a section of types and a section of strings. Types carry no ids and no index: the id of a type is
 its ordinal (1 first, 0 is `void`), and each record's length follows from its kind and from the count in its second
-word. To find an id, the begin of all records has to be known (`walk`), which is computed at the first look-up of a
-name that the kernel has.
+word. To find an id, the begin of all records has to be known (`walk`): computed for the first name that is there.
 
 Format: Documentation/bpf/btf.rst and include/uapi/linux/btf.h of the kernel. Byte order is the machine's."""
 

@@ -49,8 +49,7 @@ _SETTLE_NS: Final = 1_000_000  # time after which the kernel has written a recor
 
 class UserCollector(Closing):
     """Record waits of the user's threads. Raises CapabilityError, RecordingError: the kernel refuses the events.
-    `command_pid`: the process that will exec the command, if the command is the target; else 0. Attributes: as those of
-    `collector.Collector`."""
+    `command_pid`: the process that will exec the target command, else 0. Attributes: as `collector.Collector`."""
 
     def __init__(self, options: RecordOptions, command_pid: int, say: Callable[[str], None]) -> None:
         self.options, self.threshold_ns = options, options.threshold_ns

@@ -88,9 +88,8 @@ def check_distinct(inputs: Iterable[str], output: str) -> None:
 def open_output(path: str, *, binary: bool, inputs: Iterable[str] = ()) -> Iterator[IO[Any]]:
     """Yield a stream for bytes, or for text (UTF-8, `\n`); `-` is standard output.
 
-    Text for a name that ends in `.gz` is compressed, always to the same bytes. A file appears under its name, or
-    replaces the old one, when the block ends without an exception; until then it is a temporary file next to it. A FIFO
-    or device is written directly.
+    Text for names in `.gz` is compressed, always to the same bytes. A file gets its name, or replaces the old one, when
+    the block ends without an exception; until then it is a temporary file. A FIFO or device is written directly.
 
     `inputs`: recordings that the output shows; its mode lets others read it only if the modes of all inputs do. Raises
     UsageError: bytes for a terminal, or the name of a directory; OSError: the file cannot be written."""

@@ -2,13 +2,12 @@
 """Write Perfetto's own format, for ui.perfetto.dev and trace_processor: the format for large recordings.
 
 Each thread has a track. A wait is a slice with its callstack and its weight in ns, so that Perfetto sums callstacks
-over any part of the trace; the part from wake-up to switch-in lies in it as "run queue". An arrow leads from a mark
-on the waker's track to that part. The same times are thread states, from events of Perfetto's generic kernel: asleep,
-runnable, running on a CPU. Two counters show the number of blocked and of runnable threads, in a large recording as
-means of short steps. CPU samples are instants with callstacks. Sums of short waits and samples without a time lie one
-after the other on a track of their own next to their thread's. A critical path (`options.path`) is a track of slices
-without weights, and so is each task of an event loop and each kind of goroutines, below a track of the process. Times
-are in the recording's clock.
+over any part of the trace; the part from wake-up to switch-in lies in it as "run queue". An arrow leads from a mark on
+the waker's track to that part. The same times are thread states, from events of Perfetto's generic kernel: asleep,
+runnable, running on a CPU. Two counters show the numbers of blocked and runnable threads, in large recordings as means
+of short steps. CPU samples are instants with callstacks. Sums of short waits and samples without a time lie in a row on
+a track next to their thread's. A critical path (`options.path`) is a track of slices without weights, and so is each
+task of an event loop and each kind of goroutines, below a track of the process. Times are in the recording's clock.
 
 `callstack_weight` of all events of category "offcpu" adds up to the profile. Source of the format:
 protos/perfetto/trace of https://github.com/google/perfetto."""

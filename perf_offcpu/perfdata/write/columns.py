@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write many records from whole columns at once, the reverse of `binary.columnar`; merge the records of chunks.
 
-Each record has a cursor; a field is scattered to all cursors and advances them. So one pass over the *fields* writes
-any number of records."""
+Each record has a cursor; a field is scattered to all cursors and advances them: one pass writes all records."""
 
 import itertools
 from collections.abc import Mapping, Sequence
