@@ -28,11 +28,10 @@ from perf_offcpu.callpaths.options import PathOptions  # noqa: E402
 from perf_offcpu.causality.cascade import cascade_of  # noqa: E402
 from perf_offcpu.causality.critical_path import CriticalPath, critical_path  # noqa: E402
 from perf_offcpu.causality.path_stacks import path_profile  # noqa: E402
-from perf_offcpu.model.callchains import Ragged  # noqa: E402
+from perf_offcpu.model.callchains import Ragged, build_stack_tree  # noqa: E402
 from perf_offcpu.model.columns import Strings  # noqa: E402
 from perf_offcpu.model.profile import Frames, Profile, ProfileSamples, Stacks  # noqa: E402
 from perf_offcpu.model.recording import Evsel, SampleFlag  # noqa: E402
-from perf_offcpu.model.stacks import build_stack_tree  # noqa: E402
 from perf_offcpu.report.bottlenecks import bottlenecks_of  # noqa: E402
 from perf_offcpu.report.serial import serial_of  # noqa: E402
 

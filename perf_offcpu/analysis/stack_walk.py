@@ -4,9 +4,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from perf_offcpu.model.callchains import depths
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import Profile, Stacks
-from perf_offcpu.model.stacks import depths
 
 
 def used_nodes(profile: Profile, leaves: I64) -> Bool:

@@ -19,13 +19,12 @@ from perf_offcpu.analysis.event_loops import READY, RUNNING, groups_of, place_of
 from perf_offcpu.analysis.stack_walk import innermost_node
 from perf_offcpu.binary.columnar import offsets_of
 from perf_offcpu.errors import UsageError
-from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.callchains import Ragged, build_stack_tree
 from perf_offcpu.model.columns import tables_of
 from perf_offcpu.model.coverage import Sampling
 from perf_offcpu.model.join import renumbered, shifted
 from perf_offcpu.model.profile import Frames, Objects, Profile, ProfileSamples, Stacks
 from perf_offcpu.model.recording import Budget, EventLoop, Evsel, LoopTask
-from perf_offcpu.model.stacks import build_stack_tree
 from perf_offcpu.objects.perf_map import read_jit_name
 
 _MOST_FRAMES, _MOST_NS, _SELECT = 64, 2**50, "Selector.select (selectors.py)"

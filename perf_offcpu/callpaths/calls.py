@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from perf_offcpu.callpaths.options import Name, PathOptions
 from perf_offcpu.callpaths.tree import PathTree, build_paths
+from perf_offcpu.model.callchains import depths
 from perf_offcpu.model.columns import I32, I64, Bool, group, sum_by
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.model.stacks import depths
 from perf_offcpu.structs import mutable
 
 

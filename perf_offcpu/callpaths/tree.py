@@ -28,12 +28,11 @@ from perf_offcpu import text
 from perf_offcpu.analysis.selection.states import STATES, state_codes
 from perf_offcpu.callpaths.chains import WAKER_DELIMITER, waker_name, wakers_once
 from perf_offcpu.callpaths.options import Name, NameKind, PathOptions
-from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.callchains import Ragged, path_lengths, paths_of_nodes
 from perf_offcpu.model.columns import I32, I64, U8, Bool, distinct, group, sum_by
 from perf_offcpu.model.join import join
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import SampleFlag
-from perf_offcpu.model.stacks import path_lengths, paths_of_nodes
 from perf_offcpu.structs import mutable
 
 MARKS = ("", text.TRUNCATED, text.MISSED_USER_STACK, text.MISSED_STACK, text.NO_STACK)

@@ -18,11 +18,10 @@ import numpy as np
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.analysis.times.timeline import Timeline
 from perf_offcpu.causality.critical_path import CriticalPath, Doing
-from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.callchains import Ragged, build_stack_tree, depths, frames_of
 from perf_offcpu.model.columns import I64, group, sum_by
 from perf_offcpu.model.profile import Frames, Profile, ProfileSamples, Stacks
 from perf_offcpu.model.recording import SampleFlag
-from perf_offcpu.model.stacks import build_stack_tree, depths, frames_of
 from perf_offcpu.structs import mutable
 
 WOKEN_BY = "[woken by]"

@@ -17,10 +17,9 @@ import numpy as np
 from perf_offcpu.binary.columnar import offsets_of
 from perf_offcpu.callpaths.keys import Texts, merged, named
 from perf_offcpu.dataset.schema import TABLES
-from perf_offcpu.model.callchains import spread
+from perf_offcpu.model.callchains import paths_of_nodes, spread
 from perf_offcpu.model.columns import I64, Bool, distinct, group
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.model.stacks import paths_of_nodes
 from perf_offcpu.structs import frozen
 
 _SIZE = 8

@@ -14,11 +14,10 @@ from perf_offcpu.binary.layout import Order
 from perf_offcpu.binary.line_table import LineTable
 from perf_offcpu.errors import LayoutError
 from perf_offcpu.losses import Losses
-from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.callchains import Ragged, build_stack_tree
 from perf_offcpu.model.columns import U64, Strings, distinct, is_among
 from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.recording import PythonPlaces, SampleFlag, Samples
-from perf_offcpu.model.stacks import build_stack_tree
 
 _LAST_LINE = 2**31 - 1
 _NOTE_NS = 100_000  # at most between an on-CPU sample and its functions: these are read in some 30 us

@@ -19,11 +19,10 @@ from perf_offcpu.callpaths.tree import PathTree, build_paths
 from perf_offcpu.dataset.dataset import HOUR_NS
 from perf_offcpu.errors import UsageError
 from perf_offcpu.fleet.tables import Tables
-from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.callchains import Ragged, build_stack_tree
 from perf_offcpu.model.columns import Strings
 from perf_offcpu.model.profile import Frames, Profile, ProfileSamples, Stacks
 from perf_offcpu.model.recording import Evsel, Meta, SampleFlag
-from perf_offcpu.model.stacks import build_stack_tree
 
 KEYS = ("event", "comm", "stack", "state", "class", "syscall", "marks")
 """Keys of `queries` by which the samples of a profile are summed."""

@@ -16,11 +16,11 @@ from perf_offcpu.analysis.times.wakeups import INTERRUPT
 from perf_offcpu.callpaths.options import Name, PathOptions
 from perf_offcpu.callpaths.tree import name_frames
 from perf_offcpu.causality.locks import longest_queues, waiters
+from perf_offcpu.model.callchains import frames_of
 from perf_offcpu.model.columns import I32, I64, Bool, group, sum_by
 from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
-from perf_offcpu.model.stacks import frames_of
 from perf_offcpu.report.totals import Total, places_of, sums_by_label, totals_of
 from perf_offcpu.structs import frozen, mutable
 from perf_offcpu.text import printable, thread_label

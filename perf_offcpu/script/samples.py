@@ -28,11 +28,11 @@ from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.holders import holders_of
 from perf_offcpu.analysis.selection.containers import container_of
 from perf_offcpu.analysis.selection.states import STATES, state_codes
+from perf_offcpu.model.callchains import frames_of
 from perf_offcpu.model.columns import I32, I64, distinct
 from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import Evsel, Meta, SampleFlag
-from perf_offcpu.model.stacks import frames_of
 from perf_offcpu.script.fields import EVENT_TYPES, FRAME_FIELDS, OWN_FIELDS, FieldChoice
 from perf_offcpu.script.frames import UNKNOWN_VALUE, FrameTexts, format_distinct, format_known, format_times, where
 from perf_offcpu.structs import frozen

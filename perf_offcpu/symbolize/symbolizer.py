@@ -12,12 +12,11 @@ from perf_offcpu import losses
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.losses import Losses
-from perf_offcpu.model.callchains import Ragged, unique_rows
+from perf_offcpu.model.callchains import Ragged, build_stack_tree, unique_rows
 from perf_offcpu.model.columns import I32, I64, Strings, distinct, unambiguous
 from perf_offcpu.model.lookup import NO_MAP, find_mappings, rows_at
 from perf_offcpu.model.profile import Profile, ProfileSamples, Stacks
 from perf_offcpu.model.recording import Recording, SampleColumns, Samples, Spaces
-from perf_offcpu.model.stacks import build_stack_tree
 from perf_offcpu.symbolize.calls import Named, name_by_calls
 from perf_offcpu.symbolize.demangle import demangle
 from perf_offcpu.symbolize.frames import InlinedFunctions, Locations, SymbolNames, build_frames, expand, find_locations

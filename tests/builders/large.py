@@ -6,11 +6,10 @@ import numpy as np
 from perf_offcpu.abi.attr import Attr, SampleType
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.binary.columnar import offsets_of
-from perf_offcpu.model.callchains import Ragged, unique_rows
+from perf_offcpu.model.callchains import Ragged, build_stack_tree, unique_rows
 from perf_offcpu.model.columns import I64, Strings
 from perf_offcpu.model.profile import Frames, Profile, ProfileSamples, Stacks
 from perf_offcpu.model.recording import Evsel, Meta, SampleFlag
-from perf_offcpu.model.stacks import build_stack_tree
 
 _CALLEES = 6
 _CALL_SITES = 3

@@ -13,11 +13,10 @@ from perf_offcpu.abi.wait_objects import ObjectKind
 from perf_offcpu.analysis.classes.classify import classify
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.losses import LossCause, Stage
-from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.callchains import Ragged, build_stack_tree, frames_of
 from perf_offcpu.model.columns import Strings
 from perf_offcpu.model.profile import Frames, Objects, Profile, ProfileSamples, Stacks
 from perf_offcpu.model.recording import Comms, Evsel, Meta, SampleFlag, Tasks
-from perf_offcpu.model.stacks import build_stack_tree, frames_of
 
 OFFCPU = "offcpu-time"
 

@@ -17,8 +17,8 @@ from kernel.napping import MS, NEVER, drained_sums, kernel_name, parted, record_
 
 from perf_offcpu.collect.bpf.config import ShortWaits
 from perf_offcpu.decode.load import load_recording
+from perf_offcpu.model.callchains import frames_of
 from perf_offcpu.model.recording import SampleFlag
-from perf_offcpu.model.stacks import frames_of
 from perf_offcpu.symbolize.symbolizer import symbolize
 
 

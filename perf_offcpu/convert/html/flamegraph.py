@@ -31,10 +31,10 @@ from perf_offcpu.callpaths.weights import events_of, title_of, unit_of
 from perf_offcpu.convert.encode.text_columns import running_sums
 from perf_offcpu.convert.registry import Options
 from perf_offcpu.losses import by_text
+from perf_offcpu.model.callchains import depths
 from perf_offcpu.model.columns import I64, Bool, distinct, group, sum_by
 from perf_offcpu.model.profile import TASK_READING, Profile
 from perf_offcpu.model.recording import SampleFlag
-from perf_offcpu.model.stacks import depths
 from perf_offcpu.text import for_script_element, printable
 
 _GIGA = 10**9

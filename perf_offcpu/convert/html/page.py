@@ -43,11 +43,11 @@ from perf_offcpu.callpaths.weights import EDGES, title_of, unit_of
 from perf_offcpu.convert.html.flamegraph import names_document, preorder, recording_facts, write_page
 from perf_offcpu.convert.registry import Options
 from perf_offcpu.losses import by_text
+from perf_offcpu.model.callchains import depths
 from perf_offcpu.model.columns import I64, group, sum_by
 from perf_offcpu.model.join import host_of
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Meta, SampleFlag
-from perf_offcpu.model.stacks import depths
 from perf_offcpu.text import printable
 
 _KEYS = {

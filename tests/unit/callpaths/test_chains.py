@@ -25,9 +25,9 @@ from perf_offcpu.cli import main
 from perf_offcpu.convert.folded import folded_totals
 from perf_offcpu.convert.html.flamegraph import describe
 from perf_offcpu.convert.registry import Options
+from perf_offcpu.model.callchains import depths, frames_of, path_lengths
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
-from perf_offcpu.model.stacks import depths, frames_of, path_lengths
 from perf_offcpu.script.fields import choose_fields
 from perf_offcpu.script.samples import TextOptions
 from perf_offcpu.script.samples import write as write_text

@@ -9,12 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perf_offcpu.model import callchains, chain_table
-from perf_offcpu.model.callchains import Ragged, hash_rows, unique_rows
+from perf_offcpu.model.callchains import Ragged, build_stack_tree, depths, frames_of, hash_rows, unique_rows
 from perf_offcpu.model.chain_table import ChainTable, HashIndex
 from perf_offcpu.model.growing import GrowingArray, GrowingTable
 from perf_offcpu.model.lookup import NO_MAP, find_mappings, rows_at
 from perf_offcpu.model.recording import Comms, Maps, Spaces
-from perf_offcpu.model.stacks import build_stack_tree, depths, frames_of
 
 ROWS = st.lists(st.lists(st.integers(0, 3), max_size=5), max_size=20)
 

@@ -15,9 +15,9 @@ from builders.profile import functions_of
 from perf_offcpu import losses
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.sample import CallchainContext
+from perf_offcpu.model.callchains import frames_of
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Recording, Spaces
-from perf_offcpu.model.stacks import frames_of
 from perf_offcpu.script.fields import FieldChoice
 from perf_offcpu.script.frames import FrameTexts
 from perf_offcpu.symbolize import symbolizer

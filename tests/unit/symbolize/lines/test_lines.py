@@ -19,9 +19,9 @@ from perf_offcpu import losses
 from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.cache import DiskCache
 from perf_offcpu.errors import FormatError
+from perf_offcpu.model.callchains import frames_of
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Recording
-from perf_offcpu.model.stacks import frames_of
 from perf_offcpu.objects.functions import load_elf_symbols
 from perf_offcpu.objects.search import Search, by_build_id
 from perf_offcpu.script.fields import choose_fields
