@@ -144,8 +144,7 @@ def row_groups(offsets: I64) -> Iterator[tuple[int, I64 | slice]] | None:
 
 def rows_of(values: NDArray[np.uint64], starts: I64, length: int) -> NDArray[np.uint64]:
     """Return uint64[n, length]: row i is the `length` words of `values` from index starts[i] (int64[n]) on."""
-    rows = _windows(values.view(np.uint8), 8 * length, step=8)[starts]
-    return rows.view(np.uint64).reshape(-1, length)
+    return _windows(values.view(np.uint8), 8 * length, step=8)[starts].view(np.uint64).reshape(-1, length)
 
 
 def _gather_by_word(

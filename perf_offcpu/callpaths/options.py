@@ -38,8 +38,7 @@ class WakerChains:
 
     def take(self, rows: "Bool") -> Self:
         """Return the chains of the samples in a mask, bool[n]; names are shared."""
-        hops = [(name[rows], stack[rows]) for name, stack in self.hops]
-        return type(self)(self.names, self.of[rows], hops)
+        return type(self)(self.names, self.of[rows], [(name[rows], stack[rows]) for name, stack in self.hops])
 
 
 @frozen

@@ -120,8 +120,7 @@ def marks_of(samples: ProfileSamples) -> tuple[U8, U8]:
     user_lost = samples.has(SampleFlag.NO_USER_STACK | SampleFlag.UNMERGED)
     kernel_lost = samples.has(SampleFlag.NO_KERNEL_STACK)
     cases = [bare & (user_lost | kernel_lost), bare, user_lost, samples.has(SampleFlag.TRUNCATED)]
-    top = np.select(cases, [3, 4, 2, 1], 0).astype(np.uint8)
-    return top, (~bare & kernel_lost).astype(np.uint8)
+    return np.select(cases, [3, 4, 2, 1], 0).astype(np.uint8), (~bare & kernel_lost).astype(np.uint8)
 
 
 def with_older(new: Profile, old: Profile | None) -> tuple[Profile, Bool]:

@@ -89,8 +89,7 @@ class _Writer:
     def _stacks(self, nodes: I64) -> dict[int, str]:
         """Return node → the path to it, root first, as a JSON string."""
         used = distinct(nodes)
-        texts = map(json.dumps, text_columns.path_texts(self.tree, used))
-        return dict(zip(used.tolist(), texts, strict=True))
+        return dict(zip(used.tolist(), map(json.dumps, text_columns.path_texts(self.tree, used)), strict=True))
 
     def events(self) -> Iterator[list[str]]:
         yield self._metadata()

@@ -37,8 +37,7 @@ def write(profile: Profile, out: TextIO, options: Options) -> None:
 
 
 def _weights(totals: dict[str, int], lines: list[str], factor: int) -> list[int]:
-    weights = np.array([totals.get(line, 0) for line in lines], np.int64)
-    return list(in_units(weights, factor).tolist())
+    return list(in_units(np.array([totals.get(line, 0) for line in lines], np.int64), factor).tolist())
 
 
 def folded_totals(profile: Profile, options: Options) -> dict[str, int]:

@@ -87,8 +87,7 @@ def compact(dataset: Dataset, before_ns: int) -> Iterator[tuple[str, Compacted |
 
 def _folders_before(dataset: Dataset, table: str, before_ns: int) -> Iterator[str]:
     """Yield the partitions of the hours that ended at a time or before."""
-    folders = dataset.folders(table, None, before_ns)
-    return (folder for hour, folder in folders if (hour + 1) * HOUR_NS <= before_ns)
+    return (folder for hour, folder in dataset.folders(table, None, before_ns) if (hour + 1) * HOUR_NS <= before_ns)
 
 
 def _complete(dataset: Dataset, folder: str) -> None:

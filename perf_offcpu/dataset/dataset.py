@@ -160,8 +160,7 @@ class Dataset:
 
     def held(self, folder: str, files: Iterable[str], names: list[str]) -> set[str]:
         """Return the names of files whose rows are in a compacted file of `files`. `names`: all in the folder."""
-        compacted = filter(COMPACTED.fullmatch, files)
-        return {name for file in compacted for name in self.held_by(folder, file, names)}
+        return {name for file in filter(COMPACTED.fullmatch, files) for name in self.held_by(folder, file, names)}
 
     def held_by(self, folder: str, compacted: str, names: list[str]) -> list[str]:
         """Return the names of files whose rows are in file `compacted`, by its note. `names`: all in the folder."""

@@ -152,8 +152,7 @@ class RemoteStore:
                 listed = self.filesystem.ls(self._at(folder), detail=False)
             except FileNotFoundError:
                 return []
-        names = {name.rstrip("/").rpartition("/")[2] for name in listed}
-        return sorted(names - {""})
+        return sorted({name.rstrip("/").rpartition("/")[2] for name in listed} - {""})
 
     @contextlib.contextmanager
     def replacing(self, path: str) -> Iterator[IO[bytes]]:

@@ -84,8 +84,7 @@ def decode_deferred(chunk: Chunk, events: Events, counters: Losses) -> Batch:
         cookie=np.where(final, first, np.uint64(0))[sound],
         callchain=np.arange(int(sound.sum())),
     )
-    chains = Ragged(*gather_rows(chunk.data, addresses, events.order))
-    return Batch(callchains=chains, deferred=table)
+    return Batch(callchains=Ragged(*gather_rows(chunk.data, addresses, events.order)), deferred=table)
 
 
 class PendingChains(NamedTuple):

@@ -218,8 +218,7 @@ def _lives(tasks: Tasks, since: I64) -> Tasks:
     is_same = (is_begin | (begin[1:] == begin[:-1])) & (tasks.tid[1:] == tasks.tid[:-1])
     is_same &= tasks.pid[1:] == tasks.pid[:-1]
     first = np.flatnonzero(np.append(True, ~is_same)[: len(tasks)])
-    last = np.maximum.reduceat(end, first) if len(first) else end
-    return tasks.take(first).with_columns(end_ns=last)
+    return tasks.take(first).with_columns(end_ns=np.maximum.reduceat(end, first) if len(first) else end)
 
 
 def _names(comms: Comms) -> Comms:

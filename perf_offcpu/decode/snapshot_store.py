@@ -201,8 +201,7 @@ class SnapshotStore:
         """Return all snapshots in order of their numbers; the store is empty afterwards."""
         self._places.settle(self._held.release())
         ends = np.append(np.int64(0), self._register_ends.release())
-        registers = Ragged(ends, self._registers.release())
-        return Snapshots(self._mask.release(), registers, self._places)
+        return Snapshots(self._mask.release(), Ragged(ends, self._registers.release()), self._places)
 
     def view(self) -> Snapshots:
         """Return the snapshots so far, in order of their numbers; the store keeps them. They are all in a file."""

@@ -62,7 +62,7 @@ class Frames(Table):
 
 
 class Stacks(Table):
-    """Stack tree (`model.stacks`): a row is a node, its frame and its caller's node; `parent[s] < s`."""
+    """Stack tree (`model.callchains`): a row is a node, its frame and its caller's node; `parent[s] < s`."""
 
     parent: I32 = column("i4", "row in stacks; -1 a root", sentinel=-1, domain="stacks")
     frame: I32 = column("i4", "row in frames", domain="frames")

@@ -56,8 +56,7 @@ class Chunk:
 
     def take(self, rows: slice | NDArray[np.int64]) -> "Chunk":
         """Return a chunk of the records in `rows`, in this order, on the same bytes."""
-        columns = {name: getattr(self, name)[rows] for name in ("starts", "types", "miscs", "sizes")}
-        return replace(self, **columns)
+        return replace(self, **{name: getattr(self, name)[rows] for name in ("starts", "types", "miscs", "sizes")})
 
 
 class Scanner:
@@ -176,8 +175,7 @@ class _Walk:
                 break
             parts.append(np.array([offset], np.int64))
             offset += size
-        starts = np.concatenate(parts) if parts else np.empty(0, np.int64)
-        return starts, offset, size >= 0
+        return np.concatenate(parts) if parts else np.empty(0, np.int64), offset, size >= 0
 
     def _sizes(self, phase: int) -> memoryview:
         """Return the buffer from byte `phase` (0, 1) on as u16, swapped to host order; record sizes are among them."""

@@ -189,8 +189,7 @@ def _parca(profile: bytes, labels: Mapping[str, str]) -> bytes:
 def _parca_json(profile: bytes, labels: Mapping[str, str]) -> bytes:
     pairs = [{"name": name, "value": text} for name, text in _parca_labels(labels).items()]
     sample = {"rawProfile": base64.b64encode(_packed(profile)).decode()}
-    series = {"labels": {"labels": pairs}, "samples": [sample]}
-    return json.dumps({"series": [series], "normalized": True}).encode()
+    return json.dumps({"series": [{"labels": {"labels": pairs}, "samples": [sample]}], "normalized": True}).encode()
 
 
 def _parca_labels(labels: Mapping[str, str]) -> dict[str, str]:

@@ -79,8 +79,7 @@ class WalkState:
 
     def read(self, lanes: I64, addresses: U64) -> Value:
         """Return the words at `addresses`, one for each walk of `lanes`; unknown and 0 outside the copied stack."""
-        away = addresses - self.bottom.take(lanes)
-        return self.read_at(away, self.begins.take(lanes), self.lengths.take(lanes))
+        return self.read_at(addresses - self.bottom.take(lanes), self.begins.take(lanes), self.lengths.take(lanes))
 
     def read_at(self, away: U64, begins: I64, lengths: I64) -> Value:
         """Return the words `away` bytes from the start of copies: `lengths[i]` words at `begins[i]` of `self.words`."""

@@ -177,8 +177,7 @@ def split_list(texts: Iterable[str]) -> tuple[str, ...]:
 
 def split_words(texts: Iterable[str]) -> tuple[str, ...]:
     """Return the words of comma-separated lists."""
-    parts = [part.strip() for text in texts for part in text.split(",")]
-    return tuple(part for part in parts if part)
+    return tuple(word for text in texts for part in text.split(",") if (word := part.strip()))
 
 
 def _numbers(option: str, texts: list[str]) -> tuple[int, ...]:

@@ -96,8 +96,7 @@ class _Labels:
 
     def sleepers(self) -> I64:
         """Return int64[samples]: index in `texts` of the label of the thread that each sample is of."""
-        rows = np.array([self._row(self._text(track)) for track in self._tracks], np.int64)
-        return rows[self._of_sample]
+        return np.array([self._row(self._text(track)) for track in self._tracks], np.int64)[self._of_sample]
 
     def threads(self, tids: I64) -> I64:
         """Return int64[n]: the label number of each thread id; -1 for thread -1."""

@@ -81,8 +81,7 @@ def events(time_ns: I64, kind: int, uuid: NDArray[np.integer], *more: Rows) -> b
 
 def task_states(time_ns: I64, state: NDArray[np.integer], tid: I64, cpu: I64) -> bytes:
     """Return packets of n GenericKernelTaskStateEvents: the thread is in that state from then on."""
-    body = joined(numbers(1, cpu), numbers(3, tid), numbers(4, state))
-    return _packets(time_ns, messages(_TASK_STATE, body))
+    return _packets(time_ns, messages(_TASK_STATE, joined(numbers(1, cpu), numbers(3, tid), numbers(4, state))))
 
 
 def _packets(time_ns: I64, body: Rows) -> bytes:

@@ -155,8 +155,7 @@ def pack_record(
     """Return a record from the fields of its layout in `abi.records`, by name. Kernel records other than SAMPLE have a
     `trailer` as long as the first event's, all zero in records that describe the state before the recording (id: the
     first event's; no time). Raises LayoutError if values do not fit the layout, or the record would be too large."""
-    payload = RECORD_LAYOUTS[record_type].pack(values, order, misc)
-    return frame_record(record_type, misc, payload + trailer, order)
+    return frame_record(record_type, misc, RECORD_LAYOUTS[record_type].pack(values, order, misc) + trailer, order)
 
 
 def frame_record(record_type: int, misc: int, payload: bytes, order: Order = "<") -> bytes:

@@ -141,6 +141,5 @@ class Symcache:
             length |= (byte & 0x7F) << 7 * byte_at
             if byte < 0x80:
                 start = offset + byte_at + 1
-                text = self._strings[start : start + min(length, _MAX_TEXT)]
-                return text.decode("utf-8", "surrogateescape")
+                return self._strings[start : start + min(length, _MAX_TEXT)].decode("utf-8", "surrogateescape")
         return ""

@@ -97,8 +97,7 @@ def facts_by_words(recording: Recording, row: I32) -> U16:
     owned = (value & _WAITERS > 0) & (value & _TID_MASK > 0)
     is_mutex = waits & ((value == _MUTEX) | owned) | is_known & np.isin(command, _LOCKS_PI)
     kinds = [is_thread, is_mutex, waits & (command == _WAIT_BITSET) & (value == _RWLOCK)]
-    facts = [ObjectFact.THREAD, ObjectFact.MUTEX, ObjectFact.RWLOCK]
-    return np.select(kinds, facts, 0).astype(np.uint16)
+    return np.select(kinds, [ObjectFact.THREAD, ObjectFact.MUTEX, ObjectFact.RWLOCK], 0).astype(np.uint16)
 
 
 def _in_circle(waker: I32, sleeper: I32) -> Bool:

@@ -165,8 +165,7 @@ def _set_numbers(rules: I64, sets: dict[bytes, int]) -> I32:
     if not len(rules):
         return np.empty(0, np.int32)
     first, inverse = _unique(rules)
-    numbers = [sets.setdefault(rules[row].tobytes(), len(sets)) for row in first.tolist()]
-    return np.array(numbers, np.int32)[inverse]
+    return np.array([sets.setdefault(rules[row].tobytes(), len(sets)) for row in first.tolist()], np.int32)[inverse]
 
 
 def _unique(rules: I64) -> tuple[I64, I64]:
