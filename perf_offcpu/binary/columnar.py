@@ -248,8 +248,7 @@ class _Columnar:
 
     def _claim(self, sizes: I64 | int) -> I64:
         """Advance the cursors by `sizes` bytes, return where they were; a record too short stays, its `ok` False."""
-        left = self.limit - self.at
-        fits = (left >= sizes) & (np.asarray(sizes) >= 0)
+        fits = (self.limit - self.at >= sizes) & (np.asarray(sizes) >= 0)
         self.columns.ok &= fits
         start = self.at
         self.at = start + np.where(fits, sizes, 0)

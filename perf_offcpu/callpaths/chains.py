@@ -34,8 +34,7 @@ def _wakers_of(profile: Profile, options: PathOptions) -> tuple[list[Name], I64]
     labels = ["", *(thread_label(track.comm, *pair) for track, pair in zip(tracks, ids, strict=True))]
     distinct = sorted(set(labels))
     of_track = np.array([distinct.index(label) for label in labels], np.int64)
-    interrupt = profile.samples.has(SampleFlag.WAKER_INTERRUPT)
-    name = np.where(interrupt, len(distinct), of_track[waker + 1])
+    name = np.where(profile.samples.has(SampleFlag.WAKER_INTERRUPT), len(distinct), of_track[waker + 1])
     name = np.append(0, np.where(profile.is_offcpu(), name, 0))
     first, group_of = group(name)
     names = [*map(waker_name, distinct), Name(INTERRUPT, "", NameKind.MARK)]

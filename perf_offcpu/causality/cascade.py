@@ -211,8 +211,7 @@ class _Steps(WaitTable):
     def _awake(self, parts: _Parts) -> _Parts:
         """Return parts cut at the time when the waker fell asleep; from then on the waiter itself holds the weight."""
         end = np.clip(self.awake[parts.at], parts.begin, parts.end)
-        awake = _Parts(parts.at, end, parts.end, parts.number)
-        self._keep(parts.at, self._weight(awake))
+        self._keep(parts.at, self._weight(_Parts(parts.at, end, parts.end, parts.number)))
         return _Parts(parts.at, parts.begin, end, parts.number)
 
     def _weight(self, parts: _Parts) -> I64:

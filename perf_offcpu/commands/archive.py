@@ -89,8 +89,7 @@ def pack(args: argparse.Namespace, output: str) -> "Saved":
                 _add_without_stacks(archive, args.input, output, search)
             else:
                 _add_recording(archive, args.input)
-            store = TarStore(archive, SYMBOLS)
-            saved = SymbolSaver(recording, store, symbols, debug=not args.no_debug).save()
+            saved = SymbolSaver(recording, TarStore(archive, SYMBOLS), symbols, debug=not args.no_debug).save()
         made.commit()
     return saved
 

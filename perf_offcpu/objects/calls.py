@@ -49,8 +49,7 @@ def calls_at(image: ElfImage, offsets: U64) -> tuple[list[bytes], U64]:
 
 def _decode(image: ElfImage, offsets: U64) -> tuple[U64, U64]:
     """Return two uint64[n]: the address that call i calls directly, the slot that it calls through; else NO_ADDRESS."""
-    code = _before(image, offsets)
-    text = np.frombuffer(code, np.uint8).reshape(-1, _LONGEST)
+    text = np.frombuffer(_before(image, offsets), np.uint8).reshape(-1, _LONGEST)
     last_words = np.arange(len(text), dtype=np.int64) * _LONGEST + 3
     ends = file_offset_to_vaddr(image.loads, offsets) + np.uint64(1)
     targets, slots = (np.full(len(offsets), NO_ADDRESS) for _ in range(2))

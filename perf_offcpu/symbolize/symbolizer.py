@@ -141,8 +141,7 @@ def _name(
         for column in SymbolNames.columns:
             getattr(names, column)[rows] = getattr(part, column)
         if lines is not None:
-            location = rows[lines.inlined.location].astype(np.int32)
-            inlined.append(lines.inlined.with_columns(location=location))
+            inlined.append(lines.inlined.with_columns(location=rows[lines.inlined.location].astype(np.int32)))
 
     kernel = np.flatnonzero(locations.cpumode == CpuMode.KERNEL)
     if len(kernel):

@@ -111,8 +111,7 @@ class Unwinder:
         """Unwind the snapshots `rows` together; `spaces[i]` is the address space of `rows[i]`. Result in this order."""
         self._budget[0] += MORE_GENERAL
         values, is_known = _registers(snapshots, rows, self.registers)
-        is_own = np.isin(rows, self.own)
-        threads = Threads(spaces, values, is_known, snapshots.read_stacks(rows), is_own)
+        threads = Threads(spaces, values, is_known, snapshots.read_stacks(rows), np.isin(rows, self.own))
         return Unwound(*walk_up(self._lookup, threads, self._budget))
 
     def unwind_all(self, snapshots: Snapshots, spaces: I32, stack_bytes: int, counters: Losses) -> Unwound:

@@ -85,8 +85,7 @@ def _budgets(whole: Profile, selected: Profile, selection: Selection) -> Budget:
         if numbers:
             rows &= _is_any(column, numbers)
     if selection.comms:
-        comm = whole.comms_at(budget.tid, budget.end_ns)
-        rows &= _is_any(comm, map(whole.strings.find, selection.comms))
+        rows &= _is_any(whole.comms_at(budget.tid, budget.end_ns), map(whole.strings.find, selection.comms))
     rows |= is_among(pairs, distinct(thread_ids(selected.samples.pid, selected.samples.tid)))
     return budget.take(rows)
 

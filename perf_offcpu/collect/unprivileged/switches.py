@@ -120,8 +120,7 @@ class SwitchLog:
             samples = np.flatnonzero(chunk.types == RecordType.SAMPLE)
             switches = self._chains.take_from(chunk, samples)
             self.samples += len(samples) - len(switches)
-            is_switch = np.isin(chunk.types, _SWITCHES)
-            self._note(chunk.take(np.flatnonzero(is_switch)))
+            self._note(chunk.take(np.flatnonzero(np.isin(chunk.types, _SWITCHES))))
             is_other = chunk.types != RecordType.SWITCH
             is_other[switches] = False
             others = bytes_of(chunk.take(np.flatnonzero(is_other)))
@@ -134,8 +133,7 @@ class SwitchLog:
         rows = np.zeros(len(chunk), EVENT)
         for name in ("pid", "tid", "time", "cpu"):
             rows[name] = trailer[name]
-        is_out = chunk.miscs & np.uint16(Misc.SWITCH_OUT) != 0
-        rows["kind"] = np.where(is_out, OUT, IN)
+        rows["kind"] = np.where(chunk.miscs & np.uint16(Misc.SWITCH_OUT) != 0, OUT, IN)
         rows["kind"][chunk.types == RecordType.EXIT] = GONE
         rows["preempted"] = chunk.miscs & np.uint16(Misc.SWITCH_OUT_PREEMPT) != 0
         if (chunk.types == RecordType.LOST).any():

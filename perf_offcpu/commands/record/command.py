@@ -47,8 +47,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     targets = parser.add_argument_group("target: whose waits are recorded")
     add_options(targets, "record.targets", cgroup=LIST)
     events = parser.add_argument_group("events and stacks")
-    one_of = events.add_mutually_exclusive_group()
-    add_options(one_of, "record.which_waits", off_cpu_thresh={"default": "1"})
+    add_options(events.add_mutually_exclusive_group(), "record.which_waits", off_cpu_thresh={"default": "1"})
     add_options(events, "record.events", event={"action": "append"})
     add_options(events.add_mutually_exclusive_group(), "record.rate", count={"type": int})
     add_options(

@@ -132,8 +132,7 @@ def _by_waker(profile: Profile, rows: I64) -> list[tuple[str, I64]]:
     """Return (comm of a waker, the `rows` that it woke) by falling weight; last, all other known wakers together."""
     tracks, waker = with_wakers(profile, timeline_of(profile))
     names, of_track = np.unique([*(track.comm for track in tracks), "an interrupt"], return_inverse=True)
-    interrupt = profile.samples.has(SampleFlag.WAKER_INTERRUPT)
-    waker = np.where(interrupt, len(tracks), waker)[rows]
+    waker = np.where(profile.samples.has(SampleFlag.WAKER_INTERRUPT), len(tracks), waker)[rows]
     name = np.where(waker >= 0, of_track[waker], -1)
     total = sum_by(name, profile.samples.period[rows], len(names))
     ranked = [row for row in np.argsort(-total, kind="stable").tolist() if total[row] > 0]

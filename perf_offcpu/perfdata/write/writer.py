@@ -105,8 +105,7 @@ class FileWriter:
         entries = []
         for event in self.events:
             section = {"offset": offset, "size": 8 * len(event.ids)}
-            attr = event.attr.pack(ATTR_SIZE_PERF_6_1, self.order)
-            entries.append(attr + SECTION.pack(section, self.order))
+            entries.append(event.attr.pack(ATTR_SIZE_PERF_6_1, self.order) + SECTION.pack(section, self.order))
             offset += section["size"]
         return b"".join(entries)
 

@@ -150,8 +150,7 @@ class _Machine:
     # Operands
 
     def _operand(self, lanes: I64, signed: bool = False) -> I64:
-        offset = np.minimum(self.at[lanes], self._limit)
-        value, self.at[lanes] = read_leb128(self.data, offset, signed)
+        value, self.at[lanes] = read_leb128(self.data, np.minimum(self.at[lanes], self._limit), signed)
         return value
 
     def _column(self, register: I64) -> I64:
@@ -187,8 +186,7 @@ class _Machine:
     def _advance(self, lanes: I64, delta: I64) -> None:
         moved = lanes[delta > 0]
         self._emit(moved)
-        units = delta[delta > 0] * self.code_align[moved]
-        self.loc[moved] += units.astype(np.uint64)
+        self.loc[moved] += (delta[delta > 0] * self.code_align[moved]).astype(np.uint64)
         # There are no rules after the end, and repeated advances must not wrap around to 0.
         self.loc[moved] = np.minimum(self.loc[moved], self.end[moved])
 
