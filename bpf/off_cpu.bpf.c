@@ -294,7 +294,7 @@ static __always_inline void describe_task(const struct offcpu_run *run, struct o
 	struct offcpu_task *storage = run->storage;
 	struct task_struct *task = run->task;
 	void *mm = OFFCPU_COPIES ? POINTER(task, TASK_MM) : NULL;
-	u32 state;
+	u32 state = FIELD(u32, task, TASK_STATE);
 
 	__builtin_memset(last, 0, sizeof(*last));
 	last->pid = pid_of(task);
@@ -304,7 +304,6 @@ static __always_inline void describe_task(const struct offcpu_run *run, struct o
 	last->state = storage->prev_state;
 	last->syscall = syscall_of(task, storage->flags);
 	/* Not a wake-up before the switch-out: one that ends the wait has changed the state. */
-	state = FIELD(u32, task, TASK_STATE);
 	last->wakeup_ns = !state || state & TASK_WAKING ? woken_at(storage, task) : 0;
 	last->flags = storage->flags | (last->wakeup_ns ? storage->waker_flags : 0);
 	last->waker_pid = storage->waker_pid;

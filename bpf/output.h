@@ -135,10 +135,8 @@ static __always_inline u32 append_callchain(const struct offcpu_run *run)
 
 	if (run->ctl->kernel_stacks && !is_sum(wait)) {
 		nr = walk_kernel_stack(run);
-		if (!nr)
-			wait->sample_lost |= OFFCPU_LOST_KERNEL_STACK;
-		if (nr >= OFFCPU_FRAME_LIMIT)
-			wait->sample_lost |= OFFCPU_LOST_KERNEL_CUT;
+		wait->sample_lost |= !nr ? OFFCPU_LOST_KERNEL_STACK :
+				     nr >= OFFCPU_FRAME_LIMIT ? OFFCPU_LOST_KERNEL_CUT : 0;
 		at = append_frames(&to->sample, at, PERF_CONTEXT_KERNEL, to->kernel, to->first, nr);
 	}
 	if (run->ctl->defer_user && !is_kernel_thread(run->task)) {
