@@ -77,7 +77,7 @@ def _stack(row: StackRow) -> dict[str, Any]:
 def _verdict(verdict: Verdict, meta: Meta) -> dict[str, Any]:
     blocked = "comm pid tid wait_class object network function weight since began_before"
     numbers = "weight threads running runq others unrecorded idle_threads idle still_blocked command"
-    numbers += " greenlets virtual_threads goroutines"
+    numbers += " greenlets tasks virtual_threads goroutines"
     return {
         "lines": list(map(printable, lines_of(verdict, meta))),
         **fields(verdict, numbers),

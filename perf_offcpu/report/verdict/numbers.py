@@ -96,6 +96,7 @@ class Verdict:
     processes: str  # the recorded command, if it is found; else the processes: "postgres 5173 and 8 more"
     greenlets: bool  # loops of gevent or trio, whose greenlets and tasks are not read
     virtual_threads: bool  # a JVM has some, and those that are parked are not recorded
+    tasks: bool  # tasks of asyncio were read: --by task shows their waits
     goroutines: bool  # Go's scheduler waited, and goroutines, which wait without a thread, were not read
     loss: Loss | None
     command: str  # command line that shows the first cause
@@ -137,6 +138,7 @@ def verdict_of(
     listed = sorted(counted + for_cpu, key=lambda cause: -cause.weight)
     listed = [cause for cause in listed if cause is listed[0] or 100 * cause.weight >= _CAUSE_PERCENT * weight]
     still_blocked, longest = _still_blocked(subject, waits, causes, kind)
+    named = [(loop, {task.name for task in loop.tasks}) for loop in profile.loops]
     hidden, hidden_ms = (profile.losses.get(loss, 0) for loss in (losses.IDLE_THREADS, losses.IDLE_MS))
     queued = len(budget) or (subject.samples.runq_ns >= 0).any() or runq
     view = ["--budget-by", "comm"] if len(budget) else ["--sort", "comm,class"]
@@ -156,8 +158,8 @@ def verdict_of(
         processes=_processes(profile, budget),
         greenlets="gevent, trio" in programs,
         virtual_threads="virtual threads of the JVM" in programs,
-        goroutines="Go" in programs
-        and not any(task.name == GOROUTINES for loop in profile.loops for task in loop.tasks),
+        tasks=any(loop.weight_ns and not names <= {GOROUTINES} for loop, names in named),
+        goroutines="Go" in programs and not any(GOROUTINES in names for _, names in named),
         loss=_loss(profile, subject.samples),
         command=listed[0].command if listed else _command(options, view),
     )

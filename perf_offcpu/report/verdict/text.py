@@ -221,6 +221,8 @@ def names_text(comms: Sequence[str]) -> str:
 def _without_thread(verdict: Verdict) -> Iterator[str]:
     if verdict.greenlets:
         yield "Greenlets of gevent and tasks of trio that wait are no threads, and are not read."
+    if verdict.tasks:
+        yield "Tasks of asyncio that wait are no threads: --by task shows their waits."
     if verdict.virtual_threads:
         yield "Java's virtual threads that wait are no threads: jcmd PID Thread.dump_to_file FILE shows them."
     if verdict.goroutines:

@@ -2,6 +2,7 @@
 """The table on top of the report ranks the causes, and its numbers add up."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from perf_offcpu.abi.wait_objects import ObjectKind
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.selection.select import Selection, select_samples
 from perf_offcpu.model.profile import ObjectFact, Profile
-from perf_offcpu.model.recording import Budget, SampleFlag
+from perf_offcpu.model.recording import Budget, EventLoop, LoopTask, SampleFlag
 from perf_offcpu.report.document import document
 from perf_offcpu.report.style import Style
 from perf_offcpu.report.summary import summarize
@@ -269,10 +270,10 @@ def test_what_waits_without_a_thread_is_said_to_be_missing() -> None:
     loop = ["run (_run.py)", "EpollIOManager.get_events (_io_epoll.py)", kernel("ep_poll")]
     builder.sample("trio", loop, 60 * MS, tid=3, state=1)
     builder.sample("prog", ["main.store", kernel("ext4_sync_file")], 20 * MS, tid=2, state=2)
-    words = shown(builder)
-    assert "100 % 20.000 ms disk main.store prog" in words and any(
-        line.startswith("Idle besides: 2 threads") for line in words
-    )
+    task = LoopTask(1, "Task-1", "", 0, frozenset(), frozenset(), ())
+    words = shown(replace(builder.build(), loops=(EventLoop(100, 3, 0, 0, 5, (task,)),)))
+    assert "Tasks of asyncio that wait are no threads: --by task shows their waits." in words
+    assert "100 % 20.000 ms disk main.store prog" in words and "Idle besides: 2 threads" in words[1]
     assert "Greenlets of gevent and tasks of trio that wait are no threads, and are not read." in words
     assert "Java's virtual threads that wait are no threads: jcmd PID Thread.dump_to_file FILE shows them." in words
 
