@@ -43,9 +43,10 @@ def test_functions_of_programs_name_the_wait(wait_class: str, idle: str, frames:
     assert judged(profile_of(*stack(frames))) == (wait_class, idle == "idle")
 
 
-def test_the_jvm_names_its_own_threads() -> None:
+def test_runtimes_name_their_own_threads() -> None:
     assert judged(profile_of("JVM_Sleep", "pthread_cond_timedwait", *FUTEX, comm="Keep-Alive-Time")) == ("lock", True)
     assert judged(profile_of("JVM_Sleep", "pthread_cond_timedwait", *FUTEX, comm="main")) == ("sleep", False)
+    assert judged(profile_of(Code("", "/x/beam.smp"), kernel("pipe_read"), comm="sys_sig_dispatc")) == ("pipe", True)
 
 
 @pytest.mark.parametrize(("facts", "idle"), [(None, False), (0, True), (ObjectFact.BY_OTHERS, False)])
