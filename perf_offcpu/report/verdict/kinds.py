@@ -61,7 +61,8 @@ def kinds_of(profile: Profile, chosen: Bool, subject: Profile, waits: Waits) -> 
 
 def _broken_off(subject: Profile) -> Bool:
     """Return bool[waits]: True for waits that the exit of their process broke off: another thread of it ended the wait,
-    thread and process exit within _EXIT_NS, and the thread ends no wait before (pthread_join())."""
+    thread and process exit within _EXIT_NS, and the thread ends no wait before (pthread_join()). What the main thread
+    waits for is never so: a deadlock that a watchdog ends."""
     samples, tasks = subject.samples, subject.tasks
     end_ns = np.append(tasks.end_ns, np.int64(-1))
     of_thread, of_process = (
@@ -69,7 +70,8 @@ def _broken_off(subject: Profile) -> Bool:
     )
     is_last = (of_thread >= samples.time_ns) & (np.maximum(of_thread, of_process) - samples.time_ns <= _EXIT_NS)
     by_own = (samples.waker_pid == samples.pid) & (samples.waker_tid != samples.tid)
-    broken: Bool = is_last & (of_process >= 0) & by_own & ~samples.has(SampleFlag.WAKER_INTERRUPT)
+    broken: Bool = is_last & (of_process >= 0) & by_own & (samples.tid != samples.pid)
+    broken &= ~samples.has(SampleFlag.WAKER_INTERRUPT)
     rows = np.flatnonzero(broken)
     first, thread_of = group(np.append(samples.tid[rows], samples.waker_tid))
     waiting, waker = thread_of[: len(rows)], thread_of[len(rows) :]
