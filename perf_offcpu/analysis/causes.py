@@ -7,7 +7,7 @@ The innermost function says how a thread sleeps (`epoll_wait`), not why. The nam
     2 the innermost named function of the program, not of a library or runtime (see below); if a rule decided,
       only functions that called the function of the rule count
     3 such a function of Python's standard library                          `_worker (thread.py)`
-    4 the function of the rule                                              `take_gil`
+    4 the function of the rule, unless it is a wrapper of libc              `take_gil`
     5 the system call and the dso of the innermost code without a name      `write() of [dash]`
     6 the system call                                                       `read()`
 
@@ -54,7 +54,10 @@ def causes_of(profile: Profile, waits: Waits) -> Causes:
     leaf, rule = samples.stack[first].astype(np.int64), waits.rule[first].astype(np.int64)
     of_rule, start = _of_rules(profile, waits, leaf, rule)
     is_plain, is_nameless = _kinds(profile)
-    is_named = ~frames.is_kernel() & (frames.symbol > 0)
+    used = np.flatnonzero(used_frames(profile, of_rule))
+    says_more = (class_of_wrapper(SYMBOL_SUFFIX.sub("", strings[row])) is None for row in frames.symbol[used].tolist())
+    is_named = np.zeros(len(frames), np.bool_)
+    is_named[used] = (~frames.is_kernel() & (frames.symbol > 0))[used] & np.fromiter(says_more, np.bool_, len(used))
     of_rule = np.where(np.append(is_named[profile.stacks.frame], False)[of_rule], of_rule, -1)
     cause = np.where(is_loop[first] & (of_rule >= 0), of_rule, _of_program(profile, start, is_plain))
     cause = np.where(cause < 0, of_rule, cause)
