@@ -11,7 +11,7 @@
 enum { S_IFMT = 0170000, S_IFSOCK = 0140000, S_IFREG = 0100000, S_IFBLK = 0060000,
        S_IFDIR = 0040000, S_IFCHR = 0020000, S_IFIFO = 0010000 };
 /* include/uapi/linux/magic.h */
-enum { ANON_INODE_FS_MAGIC = 0x09041934, PID_FS_MAGIC = 0x50494446 };
+enum { ANON_INODE_FS_MAGIC = 0x09041934, PID_FS_MAGIC = 0x50494446, PIPEFS_MAGIC = 0x50495045 };
 enum { AF_UNIX = 1, AF_INET = 2, AF_INET6 = 10 };	/* include/linux/socket.h */
 enum { RCV_SHUTDOWN = 1 };		/* include/net/sock.h */
 enum { LIST_HEAD_PREV = 8 };		/* include/linux/types.h */
@@ -128,10 +128,13 @@ static __always_inline bool is_readable(struct offcpu_object *to, u64 file)
 	u64 inode = kernel_word(to, file + FILE_INODE);
 	u32 mode = kernel_bytes(to, inode + INODE_MODE, sizeof(u16)) & S_IFMT;
 
+	/* A FIFO without writers may wait for its first one. */
 	if (mode == S_IFIFO)
 		return kernel_bytes(to, data + PIPE_HEAD, sizeof(u32)) !=
 		       kernel_bytes(to, data + PIPE_TAIL, sizeof(u32)) ||
-		       !kernel_bytes(to, data + PIPE_WRITERS, sizeof(u32));
+		       (!kernel_bytes(to, data + PIPE_WRITERS, sizeof(u32)) &&
+			kernel_word(to, kernel_word(to, inode + INODE_SB) + SUPER_MAGIC) ==
+			PIPEFS_MAGIC);
 	if (mode != S_IFSOCK)
 		return false;
 	data = kernel_word(to, data + SOCKET_SK);

@@ -179,7 +179,7 @@ static __always_inline s32 polled_descriptor(const struct offcpu_run *run, struc
 			ready = fd;
 	}
 	if (nr == 1 && !bits && seen >= number)
-		return last;
+		return to->lost & OFFCPU_OBJECT_FAULT ? -1 : last;
 	run->wait->flags |= OFFCPU_OF_SEVERAL;
 	return SOCK_RECEIVED ? ready : -1;
 }
@@ -236,8 +236,8 @@ static __always_inline void describe_call(const struct offcpu_run *run, struct o
 	}
 	if (is_select || what == OFFCPU_CALL_POLL) {
 		fd = to->in_sleeper ? polled_descriptor(run, to, is_select, args->words) : -1;
-		if (is_select && (!first || !(second | args->words[2] | args->words[3])))
-			second = 0;
+		if (is_select)		/* 0: a sleep */
+			second = first && (second | args->words[2] | args->words[3]);
 		if (fd < 0) {
 			if (!is_select || !second)
 				describe_number(to, OFFCPU_OBJECT_DESCRIPTORS, second);
