@@ -94,15 +94,20 @@ def with_places(
 
 def with_functions_on_cpu(samples: Samples) -> Samples:
     """Return the samples without those flagged ON_CPU_NAMES, whose Python functions go to the on-CPU samples of the
-    thread at that time."""
+    thread at that time: each of these gets the nearest, which is mostly right before it, or after a precise event."""
     is_note = samples.has(SampleFlag.ON_CPU_NAMES)
     if not is_note.any():
         return samples
     notes, rows = np.flatnonzero(is_note), np.flatnonzero(~samples.has(SampleFlag.OFFCPU))
     notes = notes[np.lexsort((samples.time_ns[notes], samples.tid[notes]))]
     tid, time_ns, python = samples.tid[notes], samples.time_ns[notes], samples.python.copy()
-    note = rows_at(tid, time_ns, samples.tid[rows], samples.time_ns[rows] + _NOTE_NS)
-    is_near = (note >= 0) & (np.abs(time_ns[note] - samples.time_ns[rows]) <= _NOTE_NS)
+    last = rows_at(tid, time_ns, samples.tid[rows], samples.time_ns[rows])
+    following = np.minimum(last + 1, len(notes) - 1)
+    distance = [
+        np.where(tid[row] == samples.tid[rows], np.abs(time_ns[row] - samples.time_ns[rows]), _NOTE_NS + 1)
+        for row in (last, following)
+    ]
+    note, is_near = np.where(distance[1] < distance[0], following, last), np.minimum(*distance) <= _NOTE_NS
     python[rows[is_near]] = samples.python[notes[note[is_near]]]
     return samples.with_columns(python=python).take(~is_note)
 

@@ -17,6 +17,7 @@ from perf_offcpu.cache import DiskCache
 from perf_offcpu.collect.python.functions import Functions, functions_payload
 from perf_offcpu.decode.account import read_functions
 from perf_offcpu.decode.load import load_recording
+from perf_offcpu.decode.python_lines import with_functions_on_cpu
 from perf_offcpu.decode.python_lines import with_places as decoded
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged
@@ -63,6 +64,16 @@ def test_any_numbers_of_calls_leave_all_frames(calls: tuple[int, int]) -> None:
     found = shown([("take", calls[0]), ("run", calls[1])])
     assert sorted(found) == sorted([*C_FUNCTIONS, "take (app.py)", "run (app.py)"])
     assert set(C_FUNCTIONS[::2]) < set(shown([("take", calls[0])], chain=[0, 2, 4])), "without an interpreter"
+
+
+def test_functions_go_to_the_nearest_on_cpu_sample_of_their_thread() -> None:
+    """Samples of 20 kHz, one with its functions after it, as a precise event has; others' and late ones have none."""
+    times = {8: [1_000, 51_000, 101_000, 400_000], 9: [52_000]}
+    notes = [(8, 0, 0), (8, 49_000, 1), (8, 120_000, 2), (7, 51_000, 3), (8, 550_000, 4)]
+    tids, time_ns, python = zip(*notes, *((tid, time, -1) for tid in times for time in times[tid]), strict=True)
+    flags = [int(SampleFlag.OFFCPU | SampleFlag.ON_CPU_NAMES)] * len(notes) + [0] * 5
+    samples = Samples.filled(10, tid=tids, time_ns=time_ns, python=python, flags=flags)
+    assert with_functions_on_cpu(samples).python.tolist() == [0, 1, 2, -1, -1]
 
 
 def test_functions_next_to_the_leaf_are_kept_and_damaged_payloads_counted(tmp_path: Path) -> None:
