@@ -428,7 +428,10 @@ static __always_inline void account(struct offcpu_run *run)
 }
 
 #if OFFCPU_PYTHON
-/* Send the Python functions of the on-CPU sample that the perf core writes after this. */
+/*
+ * Send the Python functions of the on-CPU sample that the perf core writes after this. An NMI that
+ * interrupts an update of codes_seen must not do the same: that takes locks that it may hold.
+ */
 static __always_inline void name_sample(void *ctx, const struct offcpu_control *ctl,
 					struct task_struct *task)
 {
@@ -436,11 +439,12 @@ static __always_inline void name_sample(void *ctx, const struct offcpu_control *
 	struct offcpu_run run = { .ctx = ctx, .ctl = ctl, .task = task, .wait = &wait,
 				  .storage = find_storage(task) };
 	u32 second = 1;
-	struct offcpu_walk *walk = walks.lookup(&second);
+	struct offcpu_walk *walk = walks.lookup(&second), *interrupted = walks.lookup(ONLY_KEY);
 	struct offcpu_extension *to;
 	u64 nr;
 
-	if (!run.storage || !walk || !walk_known(&run, walk))
+	if (!run.storage || !walk || !interrupted || interrupted->is_locked ||
+	    !walk_known(&run, walk))
 		return;
 	nr = walk->nr;
 	barrier_var(nr);

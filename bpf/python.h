@@ -23,7 +23,7 @@ enum { VIEW_WORDS = 512, VIEW_ROOM = 2047, TEXT_HEAD = 40, TEXT_BYTES = 256, COD
 struct offcpu_walk {	/* in memory: the verifier knows nothing of it, nor follows branches */
 	struct offcpu_python at;
 	volatile u64 thread, interpreter, frame, room, from, stamp;	/* from, room: of `view` */
-	volatile u32 nr, unreadable;
+	volatile u32 nr, unreadable, is_locked;
 	struct offcpu_python_object {	/* code, file name: the frames of a walk keep them */
 		u64 stamp, hash, described;	/* id of described code, and in which epoch */
 	} known[KNOWN_OBJECTS];
@@ -182,10 +182,12 @@ static __always_inline void announce_code(const struct offcpu_run *run, struct o
 	lines = word_at(walk->code, walk->at.lines) + BYTES_DATA;
 	bytes = at_most(user_word(NULL, lines - BYTES_LENGTH), sizeof(to->lines) - 1);
 	to->lines_size = bytes & ~sign_of(bpf_probe_read_user(to->lines, bytes, (void *)lines));
+	walk->is_locked = true;		/* see name_sample() */
 	if (!new_codes.push(to, 0))
 		codes_seen.update(&id, &epoch);
 	else
 		known->described = 0;	/* the next wait in it tries again */
+	walk->is_locked = false;
 }
 
 /* Read the Python frames of `current`. */
