@@ -217,9 +217,11 @@ class _Moments:
         known, also if the holder is not known for longer."""
         holder, time = self.holder(), self.time_ns
         begin, end = np.split(self._place, 2)
-        first_of_run = np.flatnonzero(np.append(True, holder[1:] != holder[:-1]))
-        run = np.cumsum(np.append(0, holder[1:] != holder[:-1]))
-        run_begin, run_end = time[first_of_run], time[np.append(first_of_run[1:], len(time) - 1)]
+        is_first = np.append(True, (holder[1:] != holder[:-1]) | (self.object[1:] != self.object[:-1]))
+        run, first_of_run = np.cumsum(is_first) - 1, np.flatnonzero(is_first)
+        following = np.append(first_of_run[1:], len(time) - 1)
+        is_of_object = self.object[following] == self.object[first_of_run]
+        run_begin, run_end = time[first_of_run], time[np.where(is_of_object, following, following - 1)]
         first, last = run[begin], run[np.maximum(end - 1, begin)]
         parts = [first, last, _longest_between(run_end - run_begin, first + 1, last - 1)]
         spans = [np.minimum(run_end[part], time[end]) - np.maximum(run_begin[part], time[begin]) for part in parts]

@@ -59,15 +59,17 @@ def test_refused_holders_are_counted() -> None:
     assert holders_of(builder.build()).refused == 2
 
 
-@pytest.mark.parametrize(("facts", "expected"), [(ObjectFact.MUTEX, [10, 10, 10, 11]), (0, [-1] * 4)])
+@pytest.mark.parametrize(("facts", "expected"), [(ObjectFact.MUTEX, [10, 10, 10, 11, -1, 11]), (0, [-1] * 6)])
 def test_who_held_a_mutex_longest_is_not_who_released_it_last(facts: int, expected: list[int]) -> None:
-    """Thread 10 holds the lock until 400, then each of its waiters for a moment."""
-    builder = ProfileBuilder(tasks=[(tid, 10, 0, -1) for tid in range(10, 15)])
-    lock = builder.thing("m in a", facts=facts)
-    for tid, waker, begin, end in ((11, 10, 300, 400), (12, 11, 310, 405), (13, 12, 320, 410), (14, 11, 401, 405)):
+    """Thread 10 holds the lock until 400, then each of its waiters for a moment. Who has the other one is not known
+    from 320 on, when 16 gets it, to 390, when 10 releases it."""
+    builder = ProfileBuilder(tasks=[(tid, 10, 0, -1) for tid in range(10, 17)])
+    other, lock = builder.thing("l in a", facts=facts), builder.thing("m in a", facts=facts)
+    waits = [(11, 10, 300, 400), (12, 11, 310, 405), (13, 12, 320, 410), (14, 11, 401, 405)]
+    for tid, waker, begin, end in [*waits, (15, 10, 305, 390), (16, 11, 310, 320)]:
         builder.sample(
-            "a", [], end - begin, pid=10, tid=tid, object=lock, switch_out_ns=begin, wakeup_ns=end, time_ns=end,
-            waker_pid=10, waker_tid=waker,
+            "a", [], end - begin, pid=10, tid=tid, switch_out_ns=begin, wakeup_ns=end, time_ns=end,
+            waker_pid=10, waker_tid=waker, object=other if tid > 14 else lock,
         )  # fmt: skip
     profile = builder.build()
     assert longest_holders(profile, holders_of(profile)).tolist() == expected
