@@ -40,7 +40,8 @@ def kinds_of(profile: Profile, chosen: Bool, subject: Profile, waits: Waits) -> 
     """Return int64[waits]: the Kind of each wait. `profile`: all samples of the threads. `chosen`: bool[samples], the
     waits. `subject`: the profile with these samples. `waits`: `classify(subject)`."""
     samples = subject.samples
-    waits_for_work = waits.for_work | _broken_off(subject)
+    broken_off = _broken_off(subject)
+    waits_for_work = waits.for_work | broken_off
     for_work = np.zeros(len(chosen), np.bool_)
     for_work[chosen] = waits_for_work
     idle = of_idle_threads(profile, for_work)[chosen] & _of_passive_threads(profile, subject, waits_for_work)
@@ -55,7 +56,7 @@ def kinds_of(profile: Profile, chosen: Bool, subject: Profile, waits: Waits) -> 
     elsewhere = (waits.wait_class == WaitClass.CHILD) & (by_recorded | ~by_thread)
     for_child = (waits.wait_class == WaitClass.PIPE) & by_recorded & _by_descendants(subject)
     elsewhere |= for_child | waits_for_work
-    elsewhere |= ~idle & _naps(profile, subject, waits, idle | elsewhere, ~idle | for_child, for_child)
+    elsewhere |= ~idle & _naps(profile, subject, waits, idle | elsewhere, for_child | ~(idle | broken_off), for_child)
     return np.where(idle, Kind.IDLE, np.where(elsewhere, Kind.ELSEWHERE, Kind.COUNTED))
 
 

@@ -137,6 +137,19 @@ def test_waits_that_the_exit_of_the_process_broke_off_do_not_count(waker: int, e
     assert verdict_of(builder).causes[0].wait_class == first
 
 
+@pytest.mark.parametrize("function", ["pthread_cond_wait", "pthread_mutex_lock"])
+def test_a_thread_that_ends_the_process_was_not_awaited(function: str) -> None:
+    builder = ProfileBuilder(tasks=[(tid, 1, 0, 990 * MS) for tid in range(1, 13)], meta={"arch": "x86_64"})
+    queue = builder.thing("q in app", facts=ObjectFact.BY_OTHERS | ObjectFact.SEVERAL)
+    for _ in range(9):
+        builder.sample("main", ["main", kernel("hrtimer_nanosleep")], 100 * MS, tid=1, pid=1, state=1)
+    columns: dict[str, Any] = {"time_ns": 989 * MS, "waker_tid": 1, "waker_pid": 1, "object": queue}
+    for tid in range(2, 13):
+        builder.sample("worker", ["main", function, *FUTEX], 800 * MS, tid=tid, pid=1, state=1, **columns)
+        builder.sample("worker", ["main", kernel("ext4_sync_file")], 20 * MS, tid=tid, pid=1, state=2)
+    assert [cause.wait_class for cause in verdict_of(builder).causes] == ["disk"]
+
+
 def test_sleeps_of_a_child_whose_output_is_awaited_are_no_naps() -> None:
     builder = ProfileBuilder(tasks=[(2, 2, 0, -1, 1)])
     pipe = builder.thing("unix socket", ObjectKind.SOCKET, protocol="unix", connected=True, inward=True)
