@@ -235,9 +235,10 @@ static __always_inline void describe_call(const struct offcpu_run *run, struct o
 		return;
 	}
 	if (is_select || what == OFFCPU_CALL_POLL) {
-		fd = to->in_sleeper ? polled_descriptor(run, to, is_select, args->words) : -1;
 		if (is_select)		/* 0: a sleep */
 			second = first && (second | args->words[2] | args->words[3]);
+		fd = to->in_sleeper && second ?
+		     polled_descriptor(run, to, is_select, args->words) : -1;
 		if (fd < 0) {
 			if (!is_select || !second)
 				describe_number(to, OFFCPU_OBJECT_DESCRIPTORS, second);
