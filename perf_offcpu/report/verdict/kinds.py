@@ -41,7 +41,7 @@ def kinds_of(profile: Profile, chosen: Bool, subject: Profile, waits: Waits) -> 
     waits. `subject`: the profile with these samples. `waits`: `classify(subject)`."""
     samples = subject.samples
     broken_off = _broken_off(subject)
-    waits_for_work = waits.for_work | broken_off
+    waits_for_work = waits.for_work & ~_pauses(profile, subject, waits) | broken_off
     for_work = np.zeros(len(chosen), np.bool_)
     for_work[chosen] = waits_for_work
     idle = of_idle_threads(profile, for_work)[chosen] & _of_passive_threads(profile, subject, waits_for_work)
@@ -58,6 +58,15 @@ def kinds_of(profile: Profile, chosen: Bool, subject: Profile, waits: Waits) -> 
     elsewhere |= for_child | waits_for_work
     elsewhere |= ~idle & _naps(profile, subject, waits, idle | elsewhere, for_child | ~(idle | broken_off), for_child)
     return np.where(idle, Kind.IDLE, np.where(elsewhere, Kind.ELSEWHERE, Kind.COUNTED))
+
+
+def _pauses(profile: Profile, subject: Profile, waits: Waits) -> Bool:
+    """Return bool[waits]: True for waits of a main thread for something that no thread did before their time was over
+    (`Event.wait(0.5)` between two attempts): sleeps, unless the thread does nothing else. Timers have other threads."""
+    samples, rules = subject.samples, [*(rule.unended_for_work for rule in waits.rules), False]
+    is_over = (samples.tid == samples.pid) & ~samples.has(SampleFlag.STILL_BLOCKED)
+    pauses: Bool = waits.for_work & np.array(rules)[waits.rule] & is_over
+    return pauses & ~_of_passive_threads(profile, subject, waits.for_work) if pauses.any() else pauses
 
 
 def _broken_off(subject: Profile) -> Bool:

@@ -137,6 +137,16 @@ def test_waits_that_the_exit_of_the_process_broke_off_do_not_count(waker: int, e
     assert verdict_of(builder).causes[0].wait_class == first
 
 
+@pytest.mark.parametrize(("tid", "works", "first"), [(1, True, "lock"), (1, False, "disk"), (2, True, "disk")])
+def test_a_main_thread_that_waits_for_its_own_event_pauses(tid: int, works: bool, first: str) -> None:
+    builder, event = ProfileBuilder(meta={"arch": "x86_64"}), ["Event.wait (threading.py)", "sem_clockwait", *FUTEX]
+    own = builder.thing("semaphore")
+    for _ in range(3):
+        builder.sample("app", event, 500 * MS, tid=tid, pid=1, state=1, object=own)
+    builder.sample("app", ["main", kernel("ext4_sync_file")], 40 * MS, tid=tid if works else 3, pid=1, state=2)
+    assert verdict_of(builder).causes[0].wait_class == first
+
+
 @pytest.mark.parametrize("function", ["pthread_cond_wait", "pthread_mutex_lock"])
 def test_a_thread_that_ends_the_process_was_not_awaited(function: str) -> None:
     builder = ProfileBuilder(tasks=[(tid, 1, 0, 990 * MS) for tid in range(1, 13)], meta={"arch": "x86_64"})
