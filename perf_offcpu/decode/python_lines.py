@@ -20,7 +20,7 @@ from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.recording import PythonPlaces, SampleFlag, Samples
 
 _LAST_LINE = 2**31 - 1
-_NOTE_NS = 100_000  # at most between an on-CPU sample and its functions: these are read in some 30 us
+_NOTE_NS = 100_000  # at most from an on-CPU sample to its functions: these are read in some 30 us
 
 
 class Code(NamedTuple):
@@ -94,21 +94,18 @@ def with_places(
 
 def with_functions_on_cpu(samples: Samples) -> Samples:
     """Return the samples without those flagged ON_CPU_NAMES, whose Python functions go to the on-CPU samples of the
-    thread at that time: each of these gets the nearest, which is mostly right before it, or after a precise event."""
+    thread: each of these gets the first that follow, since the perf core takes its time before BPF reads them."""
     is_note = samples.has(SampleFlag.ON_CPU_NAMES)
     if not is_note.any():
         return samples
     notes, rows = np.flatnonzero(is_note), np.flatnonzero(~samples.has(SampleFlag.OFFCPU))
     notes = notes[np.lexsort((samples.time_ns[notes], samples.tid[notes]))]
     tid, time_ns, python = samples.tid[notes], samples.time_ns[notes], samples.python.copy()
-    last = rows_at(tid, time_ns, samples.tid[rows], samples.time_ns[rows])
-    following = np.minimum(last + 1, len(notes) - 1)
-    distance = [
-        np.where(tid[row] == samples.tid[rows], np.abs(time_ns[row] - samples.time_ns[rows]), _NOTE_NS + 1)
-        for row in (last, following)
-    ]
-    note, is_near = np.where(distance[1] < distance[0], following, last), np.minimum(*distance) <= _NOTE_NS
-    python[rows[is_near]] = samples.python[notes[note[is_near]]]
+    last = rows_at(tid, time_ns, samples.tid[rows], samples.time_ns[rows] - 1)
+    note = np.minimum(last + (time_ns[last] < samples.time_ns[rows]), len(notes) - 1)
+    delay = time_ns[note] - samples.time_ns[rows]
+    is_own = (tid[note] == samples.tid[rows]) & (delay >= 0) & (delay <= _NOTE_NS)
+    python[rows[is_own]] = samples.python[notes[note[is_own]]]
     return samples.with_columns(python=python).take(~is_note)
 
 

@@ -66,10 +66,10 @@ def test_any_numbers_of_calls_leave_all_frames(calls: tuple[int, int]) -> None:
     assert set(C_FUNCTIONS[::2]) < set(shown([("take", calls[0])], chain=[0, 2, 4])), "without an interpreter"
 
 
-def test_functions_go_to_the_nearest_on_cpu_sample_of_their_thread() -> None:
-    """Samples of 20 kHz, one with its functions after it, as a precise event has; others' and late ones have none."""
-    times = {8: [1_000, 51_000, 101_000, 400_000], 9: [52_000]}
-    notes = [(8, 0, 0), (8, 49_000, 1), (8, 120_000, 2), (7, 51_000, 3), (8, 550_000, 4)]
+def test_functions_go_to_the_on_cpu_sample_before_them() -> None:
+    """Samples of 20 kHz of thread 8; others, and a sample whose functions were not read, have none."""
+    times = {8: [10_000, 50_000, 100_000, 400_000], 9: [52_000]}
+    notes = [(8, 40_000, 0), (8, 90_000, 1), (8, 100_000, 2), (7, 53_000, 3), (8, 550_000, 4)]
     tids, time_ns, python = zip(*notes, *((tid, time, -1) for tid in times for time in times[tid]), strict=True)
     flags = [int(SampleFlag.OFFCPU | SampleFlag.ON_CPU_NAMES)] * len(notes) + [0] * 5
     samples = Samples.filled(10, tid=tids, time_ns=time_ns, python=python, flags=flags)
