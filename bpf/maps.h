@@ -196,6 +196,7 @@ BPF_TABLE("hash", u64, u32, groups, OFFCPU_TARGETS_MAX);
 BPF_PERF_OUTPUT(events);		/* with copies of control.copy_bytes, if any */
 BPF_PERF_OUTPUT(events_bare);		/* the same rings, with other sizes: copies.h */
 BPF_PERF_OUTPUT(events_quarter);
+BPF_PERF_OUTPUT(events_python);		/* functions of on-CPU samples */
 BPF_PERF_OUTPUT(events_double);
 BPF_PERF_OUTPUT(events_fourfold);
 

@@ -459,8 +459,7 @@ static __always_inline void name_sample(void *ctx, const struct offcpu_control *
 	to->kind = OFFCPU_KIND_ON_CPU;
 	to->python_offset = sizeof(*to);
 	to->python_nr = nr;
-	if (submit(ctx, OFFCPU_COPY_BARE, (void *)&walk->note,
-		   sizeof(walk->note) + nr * sizeof(u64)))
+	if (events_python.perf_submit(ctx, &walk->note, sizeof(walk->note) + nr * sizeof(u64)))
 		count(OFFCPU_PYTHON_UNREADABLE, 0);
 }
 #endif

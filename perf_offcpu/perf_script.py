@@ -26,7 +26,7 @@ from perf_offcpu.decode.batch import Batch, BatchCollector
 from perf_offcpu.decode.deferred import pending_chains
 from perf_offcpu.decode.load import Head, assemble, load_recording, read_tasks
 from perf_offcpu.decode.retype import retype
-from perf_offcpu.decode.samples import is_offcpu
+from perf_offcpu.decode.samples import is_offcpu, is_python
 from perf_offcpu.decode.tasks.columns import SideRecord, task_record
 from perf_offcpu.decode.tasks.replay import TaskReplay
 from perf_offcpu.decode.trim_stacks import cut_wrong_callers
@@ -190,7 +190,7 @@ def _batch(samples: list[Event], events: Events, counters: Losses) -> Batch:
     """Return perf's samples as a Batch, as if the decoder of files had read them."""
     number = {spec.name: row for row, spec in enumerate(events.specs)}
     raw_offcpu = {spec.name for spec in events.specs if is_offcpu(spec)}
-    account = {spec.name for spec in events.specs if is_counters(spec)}  # the recorder's own event
+    account = {spec.name for spec in events.specs if is_counters(spec) or is_python(spec)}  # not of perf's
     is_raw = np.array([sample["name"] in raw_offcpu and bool(sample["raw"]) for sample in samples], np.bool_)
     is_account = np.array([sample["name"] in account for sample in samples], np.bool_)
     rows = [np.flatnonzero(is_raw), np.flatnonzero(~is_raw & ~is_account)]

@@ -14,6 +14,7 @@ import functools
 
 from perf_offcpu.binary.layout import S32, U16, U32, U64, Field, Layout
 
+PYTHON_EVENT = "offcpu-python"  # its samples have the Python functions of on-CPU samples
 EVENT_NAME = "offcpu-time"  # the evsel name that perf >= 6.16 looks for, and that this project gives its events
 EXTENSION_MAGIC = int.from_bytes(b"OFCP", "little")
 EXTENSION_VERSION = 2
@@ -28,7 +29,7 @@ class Kind(enum.IntEnum):
     SUM = 2  # the sum of `count` waits, each shorter than the threshold
     STILL_BLOCKED = 3  # a wait that had not ended when the recording, or this file of it, did
     BEGAN_BEFORE = 4  # a wait that began before the recording
-    ON_CPU = 5  # no wait: the Python functions of the thread's on-CPU sample at this time
+    ON_CPU = 5  # no wait, in the event offcpu-python: the Python functions of the thread's on-CPU sample before it
 
 
 class WaitFlag(enum.IntFlag):

@@ -40,7 +40,7 @@ from perf_offcpu.collect.python.processes import PythonProcesses
 from perf_offcpu.collect.rings.pressure import Pressure, run_delay
 from perf_offcpu.collect.rings.rings import Rings, Sink, default_ring_bytes
 from perf_offcpu.collect.rings.side_band import SideBand
-from perf_offcpu.collect.sampling import CopyEvents, SamplingEvents
+from perf_offcpu.collect.sampling import OutputEvents, SamplingEvents
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.system.cpus import online_cpus
 from perf_offcpu.collect.targets import descendants
@@ -116,7 +116,9 @@ class Collector(Closing):
             self._side_band = stack.enter_context(closing(side_band))
             sampling = SamplingEvents(options, support, self.rings.owner, self.program.filter_fd, say)
             self._sampling = stack.enter_context(closing(sampling))
-            self._copies = stack.enter_context(closing(CopyEvents(self.rings.owner, self.program.maps.set_output)))
+            python = self.program.reads_python and bool(options.events)
+            outputs = OutputEvents(self.rings.owner, self.program.maps.set_output, python)
+            self._outputs = stack.enter_context(closing(outputs))
             stack.callback(self.program.close)  # before the events that it writes to
             self.counters_event, self.task_event = counters_event(support), task_event(support)
             self._failures = self.program.maps.output_failures()
@@ -161,12 +163,15 @@ class Collector(Closing):
 
     @property
     def events(self) -> list[EventSpec]:
-        """All events as the file describes them, in its order: on-CPU events, offcpu-time, tracker, counters, tasks."""
+        """All events as the file describes them, in its order: on-CPU events, offcpu-time, tracker, Python functions,
+        counters, tasks."""
         waits = self.rings.owner.spec
-        waits = replace(waits, ids=(*waits.ids, *(number for event in self._copies for number in event.ids)))
+        copies = [event for event in self._outputs if event.name == waits.name]
+        python = [event.spec for event in self._outputs if event.name != waits.name]
+        waits = replace(waits, ids=(*waits.ids, *(number for event in copies for number in event.ids)))
         sampling = [event.spec for event in self._sampling]
         tasks = [self.task_event] if self.options.task_rate_hz or self.options.goroutine_rate_hz else []
-        return [*sampling, waits, self._side_rings.owner.spec, self.counters_event, *tasks]
+        return [*sampling, waits, self._side_rings.owner.spec, *python, self.counters_event, *tasks]
 
     @property
     def ring_fds(self) -> list[int]:
@@ -189,7 +194,7 @@ class Collector(Closing):
     def resume(self) -> None:
         """Go on after `pause`, or `end` and another `track`. Children of targets, born meanwhile, are recorded."""
         self.rings.owner.enable()
-        self._copies.enable()
+        self._outputs.enable()
         self.span = Span(now_ns(), 0, self.options.least_ns)
         self.program.enable()
         self._sampling.enable()
@@ -219,7 +224,7 @@ class Collector(Closing):
         end_ns = min(now_ns(), self.program.maps.end_ns + LAST_RUN_NS)
         self.span = Span(self.span.begin_ns, end_ns, self.options.least_ns)
         self.rings.owner.disable()
-        self._copies.disable()
+        self._outputs.disable()
 
     def end(self) -> None:
         """Stop everything; when this returns, no record is written any more. Blocks as `pause` does."""
@@ -267,14 +272,14 @@ class Collector(Closing):
         for fd in fds:
             perf_event.enable(fd)
         self.program.maps.set_output(cpu, self.rings.owner.fds[cpu])
-        self._copies.reopen(cpu)
+        self._outputs.reopen(cpu)
         self._failures = self.program.maps.output_failures()
         self._sampling.reopen(cpu, starting=not self.span.end_ns)  # in a pause, `resume` starts them
         return fds
 
     def lost_by_id(self) -> dict[int, int]:
         """Return event id (one for each event and CPU) → number of records that found a full ring, without zeros."""
-        events = (*self._sampling, self.rings.owner, *self._copies, self._side_rings.owner)
+        events = (*self._sampling, self.rings.owner, *self._outputs, self._side_rings.owner)
         return dict(lost for event in events for lost in event.lost())
 
     def oncpu_samples(self) -> int:

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events that write into the rings of waits: the on-CPU events of `-e`, and offcpu-time events for other sizes of user
-stack copies. The perf core copies as much of the user stack as an event asks for, so BPF sends samples of waits through
-an event for each size. All sizes have one sample layout, because a sample states the size of its copy; in the file they
-are one event with more ids. bpf/copies.h chooses the size."""
+"""Events that write into the rings of waits: the on-CPU events of `-e`, the Python functions of their samples, and
+offcpu-time events for other sizes of user stack copies. The perf core copies as much of the user stack as an event asks
+for, so BPF sends samples of waits through an event for each size. All sizes have one sample layout, because a sample
+states the size of its copy; in the file they are one event with more ids. bpf/copies.h chooses the size."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 
-from perf_offcpu.abi.attr import AttrFlag, PerfType
-from perf_offcpu.abi.offcpu import LARGEST_COPY, REFERENCE_BYTES
+from perf_offcpu.abi.attr import AttrFlag, PerfType, SampleType
+from perf_offcpu.abi.offcpu import LARGEST_COPY, PYTHON_EVENT, REFERENCE_BYTES
 from perf_offcpu.collect.events import perf_event
-from perf_offcpu.collect.events.evsels import CpuEvent, Support, sampling_attr
+from perf_offcpu.collect.events.evsels import SAMPLE_TYPE, CpuEvent, Support, sampling_attr
 from perf_offcpu.collect.events.parser import SamplingEvent
 from perf_offcpu.collect.options import RecordOptions
 from perf_offcpu.errors import CapabilityError
@@ -128,18 +128,21 @@ def copy_sizes(stack_bytes: int) -> dict[str, int]:
     }
 
 
-class CopyEvents(SharingEvents):
-    """Open the events for other sizes of stack copies than the owner's; no events if the owner copies no stacks.
-    `set_output` is called with CPU, descriptor and BPF map (`copy_sizes`) of each event."""
+class OutputEvents(SharingEvents):
+    """Open the events for other sizes of stack copies than the owner's, if it copies stacks, and the event for Python
+    functions of on-CPU samples if they are read (`python`). `set_output` is called with CPU, descriptor and BPF map
+    (`copy_sizes`) of each event."""
 
-    def __init__(self, owner: CpuEvent, set_output: Callable[[int, int, str], None]) -> None:
+    def __init__(self, owner: CpuEvent, set_output: Callable[[int, int, str], None], python: bool) -> None:
         super().__init__(owner)
-        self._set_output = set_output
-        usual = owner.attr.sample_stack_user
-        self._sizes = copy_sizes(usual) if usual else {}
-        attrs = [owner.attr._replace(sample_stack_user=size) for size in self._sizes.values()]
-        self._take(CpuEvent(owner.name, attr, owner.fds) for attr in attrs)
+        self._set_output, attr = set_output, owner.attr
+        sizes = copy_sizes(attr.sample_stack_user) if attr.sample_stack_user else {}
+        plain = attr._replace(sample_type=SAMPLE_TYPE | SampleType.RAW, sample_regs_user=0, sample_stack_user=0)
+        outputs = [(name, owner.name, attr._replace(sample_stack_user=size)) for name, size in sizes.items()]
+        outputs += [("events_python", PYTHON_EVENT, plain)] if python else []
+        self._maps = [name for name, _, _ in outputs]
+        self._take(CpuEvent(name, attr, owner.fds) for _, name, attr in outputs)
 
     def _wire(self, event: CpuEvent, cpu: int) -> None:
         super()._wire(event, cpu)
-        self._set_output(cpu, event.fds[cpu], list(self._sizes)[self._events.index(event)])
+        self._set_output(cpu, event.fds[cpu], self._maps[self._events.index(event)])

@@ -39,6 +39,11 @@ def is_offcpu(spec: EventSpec) -> bool:
     return spec.name == abi.EVENT_NAME and is_software and spec.attr.config in _OFFCPU_CONFIGS
 
 
+def is_python(spec: EventSpec) -> bool:
+    """Return whether an evsel's samples have the Python functions of on-CPU samples."""
+    return spec.name == abi.PYTHON_EVENT and spec.attr.config == SoftwareConfig.BPF_OUTPUT
+
+
 def samples_by_event(chunk: Chunk, events: Events, counters: Losses) -> Iterator[tuple[int, I64]]:
     """Yield (evsel, int64[n]: chunk rows of its samples) of each evsel; samples of unknown events are counted."""
     rows = np.flatnonzero(chunk.types == RecordType.SAMPLE)
@@ -98,7 +103,7 @@ class SampleDecoder:
         ok = columns.ok
         own = columns.arrays.get("callchain")
         chains = None if own is None else Ragged(*gather_rows(chunk.data, own, order))
-        if is_offcpu(spec) and "raw" in columns.arrays:
+        if (is_offcpu(spec) or is_python(spec)) and "raw" in columns.arrays:
             batch, ok = retype(chunk.data, columns, samples, order, self.counters)
             if spec.attr.config == SoftwareConfig.CPU_CLOCK:
                 # `inject` has re-typed it: the sample was not in BPF but where the sleeper was, and its callchain

@@ -75,7 +75,6 @@ def retype_batch(batch: SampleBatch, tasks: Tasks, end_ns: int, done: Rewritten)
 def _retyped(batch: SampleBatch, tasks: Tasks, done: Rewritten) -> SampleBatch:
     data, columns, order = batch.chunk.data, batch.columns, batch.order
     retyped, valid = retype(data, columns, batch.samples, order, done.losses)
-    valid &= ~retyped.samples.has(SampleFlag.ON_CPU_NAMES)  # stock perf has no place for Python functions
     samples = repair_ids(retyped.samples, retyped.from_upstream, tasks)
     chains = retyped.callchains.take(samples.callchain)
     nr = np.where(retyped.from_upstream, -1, chains.lengths)

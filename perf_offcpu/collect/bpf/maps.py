@@ -34,8 +34,8 @@ from perf_offcpu.model.callchains import Ragged
 
 MAP_NAMES = (
     "budgets", "calls", "comms", "control", "counters", "events", "events_bare", "events_double",
-    "events_fourfold", "events_quarter", "groups", "jvms", "new_codes", "new_objects", "polled",
-    "python_program", "pythons", "rate", "stacks", "sums", "targets",
+    "events_fourfold", "events_python", "events_quarter", "groups", "jvms", "new_codes", "new_objects",
+    "polled", "python_program", "pythons", "rate", "stacks", "sums", "targets",
 )  # fmt: skip
 
 _SETTLED_NS = 1_000_000  # after it no program runs that has missed an entry of a map
