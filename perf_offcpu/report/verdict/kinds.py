@@ -40,7 +40,7 @@ def kinds_of(profile: Profile, chosen: Bool, subject: Profile, waits: Waits) -> 
     """Return int64[waits]: the Kind of each wait. `profile`: all samples of the threads. `chosen`: bool[samples], the
     waits. `subject`: the profile with these samples. `waits`: `classify(subject)`."""
     samples = subject.samples
-    broken_off = _broken_off(subject)
+    broken_off = _broken_off(subject, waits)
     waits_for_work = waits.for_work & ~_pauses(profile, subject, waits) | broken_off
     for_work = np.zeros(len(chosen), np.bool_)
     for_work[chosen] = waits_for_work
@@ -69,10 +69,10 @@ def _pauses(profile: Profile, subject: Profile, waits: Waits) -> Bool:
     return pauses & ~_of_passive_threads(profile, subject, waits.for_work) if pauses.any() else pauses
 
 
-def _broken_off(subject: Profile) -> Bool:
+def _broken_off(subject: Profile, waits: Waits) -> Bool:
     """Return bool[waits]: True for waits that the exit of their process broke off: another thread of it ended the wait,
     thread and process exit within _EXIT_NS, and the thread ends no wait before (pthread_join()). What the main thread
-    waits for is never so: a deadlock that a watchdog ends."""
+    waits for is never so: a deadlock that a watchdog ends. Nor is a wait for the end of a thread, which exits, too."""
     samples, tasks = subject.samples, subject.tasks
     end_ns = np.append(tasks.end_ns, np.int64(-1))
     of_thread, of_process = (
@@ -81,7 +81,7 @@ def _broken_off(subject: Profile) -> Bool:
     is_last = (of_thread >= samples.time_ns) & (np.maximum(of_thread, of_process) - samples.time_ns <= _EXIT_NS)
     by_own = (samples.waker_pid == samples.pid) & (samples.waker_tid != samples.tid)
     broken: Bool = is_last & (of_process >= 0) & by_own & (samples.tid != samples.pid)
-    broken &= ~samples.has(SampleFlag.WAKER_INTERRUPT)
+    broken &= ~samples.has(SampleFlag.WAKER_INTERRUPT) & (waits.wait_class != WaitClass.CHILD)
     rows = np.flatnonzero(broken)
     first, thread_of = group(np.append(samples.tid[rows], samples.waker_tid))
     waiting, waker = thread_of[: len(rows)], thread_of[len(rows) :]
