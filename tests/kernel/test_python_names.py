@@ -18,6 +18,7 @@ from elftools.elf.elffile import ELFFile
 from kernel.recorder import MS, run
 
 from perf_offcpu import losses
+from perf_offcpu.collect.bpf.kernel.facts import has_may_goto
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 
@@ -136,7 +137,8 @@ def test_on_cpu_samples_have_the_functions_that_run(python: str, tmp_path: Path)
     wrong = [names for names, expected in said if names and not re.fullmatch(expected, names)]
     assert len(said) > 300 / PATIENCE
     assert not wrong, wrong[0]
-    assert sum(bool(names) for names, _ in said) >= 0.98 * len(said)
+    named = sum(bool(names) for names, _ in said)
+    assert named >= 0.98 * len(said) if has_may_goto() else not named
 
 
 def test_functions_stand_at_the_calls_of_the_interpreter(tmp_path: Path) -> None:
