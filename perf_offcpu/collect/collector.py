@@ -116,7 +116,7 @@ class Collector(Closing):
             self._side_band = stack.enter_context(closing(side_band))
             sampling = SamplingEvents(options, support, self.rings.owner, self.program.filter_fd, say)
             self._sampling = stack.enter_context(closing(sampling))
-            python = self.program.reads_python and bool(options.events)
+            python = self.program.names_on_cpu and bool(options.events)
             outputs = OutputEvents(self.rings.owner, self.program.maps.set_output, python)
             self._outputs = stack.enter_context(closing(outputs))
             stack.callback(self.program.close)  # before the events that it writes to

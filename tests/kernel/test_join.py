@@ -63,7 +63,9 @@ def test_the_whole_is_the_sum_of_its_parts(recordings: tuple[Path, ...]) -> None
     assert joined.meta.begin_ns == parts[0].meta.begin_ns
     assert joined.meta.end_ns == parts[1].meta.end_ns
     names = [evsel.name for evsel in joined.evsels]
-    assert names == ["cpu-clock", "offcpu-time", "dummy", "offcpu-counters", "offcpu-task", "cpu-clock"]
+    assert names == [
+        *("cpu-clock", "offcpu-time", "dummy", "offcpu-python", "offcpu-counters", "offcpu-task"), "cpu-clock",
+    ]  # fmt: skip
     # Code of BPF programs has names as long as they are loaded, and other tests load some.
     parts_lost = {cause for path in recordings for cause in load(path).losses}
     assert set(joined.losses) <= parts_lost | {losses.NO_KERNEL_SYMBOL}

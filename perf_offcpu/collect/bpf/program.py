@@ -61,6 +61,8 @@ class OffCpuProgram(Closing):
         """True if sums of short waits have no stack, and the program takes the stacks of drawn waits."""
         self.reads_python = False
         """True if samples have the Python functions of processes in the BPF map `pythons`."""
+        self.names_on_cpu = False
+        """True if on-CPU samples have them, too."""
         self.follows_jvms = False
         """True if stacks of processes in the BPF map `jvms` are told apart by interpreted methods."""
         check_privileges()
@@ -115,6 +117,7 @@ class OffCpuProgram(Closing):
         try:
             kernel = facts.defines | setting_defines()
             self.follows_jvms = bool(options["OFFCPU_JVMS"] and kernel["OFFCPU_MAY_GOTO"])
+            self.names_on_cpu = bool(self.reads_python and kernel["OFFCPU_MAY_GOTO"])
             build(Recipe(source, kernel, options, functions, MAP_NAMES), load, cache)
         except VerifierError as error:
             raise _refusal(error) from error
