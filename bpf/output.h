@@ -446,9 +446,9 @@ static __always_inline void name_sample(void *ctx, const struct offcpu_control *
 	if (!run.storage || !walk || !interrupted || interrupted->is_locked ||
 	    !walk_known(&run, walk))
 		return;
-	nr = walk->nr;
-	barrier_var(nr);
-	if (!nr || nr > OFFCPU_PYTHON_FRAMES)
+	/* A mask, since clang may compare one copy of a number and pass another one. */
+	nr = at_most(walk->nr, OFFCPU_PYTHON_FRAMES - 1);
+	if (!nr)
 		return;
 	walk->note.pid = wait.pid;
 	walk->note.tid = tid_of(task);
