@@ -119,7 +119,8 @@ def test_on_cpu_samples_have_the_functions_that_run(python: str, tmp_path: Path)
     command = shutil.which(python)
     if not command or subprocess.run([command, "-c", ""], check=False, capture_output=True).returncode:
         pytest.skip(f"{python} is not installed")
-    done = run("-F", "999", "--", command, "-c", SPINS, cwd=tmp_path)
+    spins = SPINS.replace("0.4", f"{0.4 * PATIENCE}")  # until the program is known to run Python
+    done = run("-F", "999", "--", command, "-c", spins, cwd=tmp_path)
     profile, said = done.profile, list[tuple[str, str]]()
     samples = profile.samples
     for line in done.stdout.splitlines():
