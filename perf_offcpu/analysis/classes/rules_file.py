@@ -63,7 +63,7 @@ def _rule(row: Any, where: str) -> ProgramRule:
         raise UsageError(f"{where}: class: more than one")
     idle = row.get("idle")
     if idle is not None and idle != UNENDED and not isinstance(idle, bool):
-        raise UsageError(f"{where}: idle is none of true, false and '{UNENDED}'")
+        raise UsageError(f"{where}: idle must be true, false or '{UNENDED}'")
     if not values["class"] and idle is None:
         raise UsageError(f"{where} says neither class nor idle")
     wait_class = values.pop("class").strip()

@@ -174,11 +174,11 @@ def _reason(row: Cause | Place) -> str:
 
 def _peers(peers: Peers, total: int) -> str:
     """Return `held by a 60 %, b 30 %, +1`; "" for too small a part of `total`, ns, the weight of all waits of a row."""
-    known = sum(peers.comms.values())
-    if 100 * known < PEERS_PERCENT * total:
+    named = sum(peers.comms.values())
+    if 100 * named < PEERS_PERCENT * total:
         return ""
     parts = [f"{comm} {_percent(weight, total)}" for comm, weight in list(peers.comms.items())[:_COMMS]]
-    parts = [*peers.comms] if len(peers.comms) == 1 and 100 * known >= SOLE_PERCENT * total else parts
+    parts = [*peers.comms] if len(peers.comms) == 1 and 100 * named >= SOLE_PERCENT * total else parts
     more = len(peers.comms) - len(parts)
     return f"{peers.role} {', '.join(parts)}{f', +{more}' if more else ''}" if parts else ""
 
