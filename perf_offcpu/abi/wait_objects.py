@@ -70,7 +70,8 @@ TEXTS = ("protocol", "local", "remote", "name", "place", "peer_comm")
 protocol    of a socket: tcp, udp, unix, netlink, …
 local       its own address: 10.0.0.7:5432, [::1]:80, a path
 remote      the address of the other end, likewise
-name        path, or leaf name, of a file or device; [eventfd] and the like; "" unknown
+name        path, or leaf name, of a file or device; [eventfd] and the like; of a lock of a JVM, the class of its
+            object; "" unknown
 place       memory that a futex is in: heap, stack, path of a mapped file with +offset; of a pipe, the end
             that was waited for: read end, write end; of a socket: accepted, if the connection came to a port
             or path at which its side listens; of a lock inside the kernel its variable; "" unknown

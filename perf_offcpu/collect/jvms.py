@@ -17,8 +17,8 @@ from perf_offcpu.collect.bpf.maps import ProgramMaps
 from perf_offcpu.collect.python.processes import MappingFollower, ended_process, pid_of
 from perf_offcpu.collect.system.as_owner import ask_as_owner
 from perf_offcpu.collect.system.background import Future, in_background
-from perf_offcpu.collect.system.hotspot import owners_of
-from perf_offcpu.collect.wait_objects.owners import Owners
+from perf_offcpu.collect.system.hotspot import awaited_locks
+from perf_offcpu.collect.wait_objects.owners import AwaitedLocks
 from perf_offcpu.losses import Losses
 from perf_offcpu.text import printable
 
@@ -27,7 +27,7 @@ _MOST_JVMS: Final = 256
 _AT_ONCE: Final = 16
 _MOST_S: Final = 3.0  # time of _AT_ONCE together; one takes some 0.1 s
 _MOST_ALL_S: Final = 10.0
-_OWNERS_S: Final = 0.5
+_LOCKS_S: Final = 0.5
 _MOST_KEPT: Final = 64 << 20  # bytes of all maps
 _LONGEST_TEXT: Final = 200
 
@@ -105,11 +105,11 @@ class Jvms(MappingFollower):
             )
             self._unasked = 0
 
-    def lock_owners(self, pids: set[int]) -> Owners:
-        """Return the owners of locks for which threads wait, of the JVMs among `pids` that can be read in time."""
-        read = {pid: in_background(partial(owners_of, pid)) for pid in by_turns(pids & self._due.keys())[:_AT_ONCE]}
-        until_s = time.monotonic() + _OWNERS_S
-        return {pid: owners.result() for pid, owners in read.items() if owners.wait(max(until_s - time.monotonic(), 0))}
+    def awaited_locks(self, pids: set[int]) -> AwaitedLocks:
+        """Return the locks for which threads of the JVMs among `pids` wait that can be read in time."""
+        read = {pid: in_background(partial(awaited_locks, pid)) for pid in by_turns(pids & self._due.keys())[:_AT_ONCE]}
+        until_s = time.monotonic() + _LOCKS_S
+        return {pid: locks.result() for pid, locks in read.items() if locks.wait(max(until_s - time.monotonic(), 0))}
 
     def _ask(self, pids: list[int]) -> None:
         now = time.monotonic()

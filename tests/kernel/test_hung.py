@@ -145,7 +145,9 @@ def test_deadlock_in_java_is_shown_as_by_jstack(tmp_path: Path, compiler: str) -
         expected = {name: java_frames(jdk("jstack", pid), name) for name in ("one", "two")}
         samples = script(tmp_path / "perf.data", "--idle", "hide")
     said = program.run("report", cwd=tmp_path).stdout
-    assert re.match(r"# Deadlock of 2 threads: one \d+ waits in Abba.take for a monitor, held by two", said), said[:300]
+    first = " ".join(said[:300].replace("\n#", "").split())
+    lock = r"monitor of java.util.concurrent.locks.ReentrantLock at 0x\w+ \(\d+\)"
+    assert re.match(rf"# Deadlock of 2 threads: one \d+ waits in Abba.take for {lock}, held by two", first), first
     # Some threads of the VM sleep for a second at a time: their waits may end in the recording.
     samples = [one for one in samples if one[0].split()[0] not in ("VM", "G1", "Monitor")]
     assert {head.split()[0] for head, *_ in samples} == {"one", "two"}, "without idle threads"
@@ -167,7 +169,25 @@ def test_deadlock_of_reentrant_locks_in_java(tmp_path: Path) -> None:
         run("-p", str(pid), "--duration", "0.3", cwd=tmp_path)
     said = program.run("report", cwd=tmp_path).stdout
     first = " ".join(said[:300].replace("\n#", "").split())
-    assert re.match(r"# Deadlock of 2 threads: one \d+ waits in Abba.lock for a lock of .*, held by two", first), first
+    lock = r"java.util.concurrent.locks.ReentrantLock at 0x\w+ \(\d+\)"
+    assert re.match(rf"# Deadlock of 2 threads: one \d+ waits in Abba.lock for {lock}, held by two", first), first
+
+
+@needs_java
+def test_monitors_in_java_are_named_by_class(tmp_path: Path) -> None:
+    """Threads that wait for one monitor have one object, also where a timer has divided their waits."""
+    subprocess.run(["javac", "-d", tmp_path, HUNG / "Monitors.java"], check=True)
+    with hanging("java", "-cp", tmp_path, "Monitors", threads=16) as pid:
+        until(lambda: jdk("jstack", pid).count("waiting to lock") == 6)
+        run("-p", str(pid), "--duration", "2.5", cwd=tmp_path)
+    said = program.run("report", "--limit", "0", cwd=tmp_path).stdout
+    row = re.compile(r"(?m)^ +\S+% +(\S+) +\d+ +\S+ +\S+ +(\d) +lock +monitor of (\S+(?: \w+)?).* held by holder ")
+    waits = sorted((name, int(threads), float(ms) / int(threads)) for ms, threads, name in row.findall(said))
+    assert [wait[:2] for wait in waits] == [
+        *(("Monitors$Repo at", number) for number in (1, 2)),
+        *(("class Monitors", 1), ("int[][]", 2)),
+    ]
+    assert all(2400 < ms < 2700 for *_, ms in waits), waits
 
 
 def jdk(tool: str, pid: int, *arguments: str) -> str:

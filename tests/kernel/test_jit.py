@@ -111,6 +111,11 @@ def test_a_jvm_is_asked_for_names_and_frames(tmp_path: Path, user: int, inside: 
         (pid,) = {*children(process.pid)} if inside else {process.pid}
         stack.callback(os.kill, pid, signal.SIGKILL)  # setpriv forgets --kill-child
         root = stack.enter_context(open_directory(f"/proc/{pid}/root/tmp"))
+        for name in (f".attach_pid{pid}", f"perf-{pid}.map") if not inside else ():  # of an earlier JVM with this pid
+            stale = Path("/tmp") / name
+            stack.callback(stale.unlink, missing_ok=True)
+            stale.touch()
+            os.chown(stale, user, user)
         said = run("--off-cpu-thresh", "0", "-p", str(pid), "--duration", "2", cwd=tmp_path).stderr
         assert process.poll() is None and "JVM" not in said
         stacks = folded(tmp_path)
@@ -189,7 +194,7 @@ def test_damaged_memory_of_a_jvm_gives_lines_of_the_known_form(tmp_path: Path, m
             monkeypatch.setattr(hotspot, "_Memory", lambda _: memory)
             whole = hotspot.lines_of(file.fileno(), base)
             pages, random = memory._pages.copy(), np.random.default_rng(1)
-            assert whole.count(b":method ") > 500 and len(hotspot.owners_of(process.pid)) == 1
+            assert whole.count(b":method ") > 500 and len(hotspot.awaited_locks(process.pid)) == 1
             for _ in range(200):
                 memory._pages = pages.copy()
                 for number in random.choice([*pages], random.choice([1, 10, 300])).tolist():
@@ -201,7 +206,8 @@ def test_damaged_memory_of_a_jvm_gives_lines_of_the_known_form(tmp_path: Path, m
                 memory._until_s = time.thread_time() + 1
                 lines = hotspot.lines_of(file.fileno(), base)
                 assert all(line.startswith(b":method ") for line in lines.splitlines()) and len(lines) < 4 << 20
-                assert all(tid > 0 < owner for tid, (owner, _) in hotspot.owners_of(process.pid).items())
+                locks = hotspot.awaited_locks(process.pid)
+                assert all(tid > 0 < lock.owner for tid, lock in locks.items())
 
 
 def children(pid: int) -> list[int]:

@@ -31,8 +31,8 @@ class LastTasks:
     """Rows of `struct offcpu_budget`, complete up to `end_ns` or a little later; empty without budgets."""
     copies: tuple[bytes, ...] = ()
     """The top of the user stack of each row of `tasks`, b"" where it was not copied; () without copies."""
-    python: tuple[bytes, ...] = ()
-    """A payload with the Python functions of each waiting task that has any (`abi.counters.PYTHON`)."""
+    payloads: tuple[bytes, ...] = ()
+    """Payloads for the event `offcpu-counters`: Python functions and loops of waiting tasks, locks of JVMs."""
 
     def waiting(self) -> NDArray[np.int64]:
         """Return int64: indices in `tasks` of the tasks that wait in a recorded state."""

@@ -28,7 +28,7 @@ from perf_offcpu.collect.summary import Summary
 from perf_offcpu.collect.system.background import Future, in_background, stepping_until
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.targets import Target
-from perf_offcpu.collect.wait_objects.owners import with_owners_in_jvms
+from perf_offcpu.collect.wait_objects.owners import with_locks_of_jvms
 from perf_offcpu.directories import Directory
 
 T = TypeVar("T")
@@ -242,8 +242,8 @@ class FileSeries:
         elif self._totals.is_pending:
             self._totals.write(self.current)
         self._totals.start(end_of_file=True)
-        owners_of, again = self._collector.jvms.lock_owners, self._collector.program.last_tasks
-        last = self.while_draining(lambda: with_owners_in_jvms(self._totals.last_tasks(), owners_of, again))
+        locks_of, again = self._collector.jvms.awaited_locks, self._collector.program.last_tasks
+        last = self.while_draining(lambda: with_locks_of_jvms(self._totals.last_tasks(), locks_of, again))
         last = self.while_draining(lambda: self._with_python(last))
         self.while_draining(self._collector.jvms.ask_all)
         self._objects.finish([self.current])

@@ -124,7 +124,7 @@ class KernelTotals:
         end_ns = last.end_ns if last else now_ns()
         for number, blocked in waits.still_blocked_samples(self._waits, last) if last else ():
             yield Piece(losses.STILL_BLOCKED_UNWRITTEN, np.zeros(number, np.uint64), blocked)
-        payloads, (readings, self._readings) = last.python if last else (), (self._readings, [])
+        payloads, (readings, self._readings) = last.payloads if last else (), (self._readings, [])
         own = [account_sample(self._collector.counters_event, payload, end_ns) for payload in payloads]
         for record in own + [task_sample(self._collector.task_event, reading) for reading in readings]:
             yield Piece(losses.PYTHON_UNWRITTEN, np.zeros(1, np.uint64), record)

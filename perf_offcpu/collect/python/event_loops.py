@@ -56,7 +56,7 @@ def with_event_loops(last: LastTasks, pids: frozenset[int], unread: Unread) -> L
         unread.lost.add(losses.EVENT_LOOP_UNREAD, int(not is_whole))
         times = since[row] if count == switches[row] else 0, last.end_ns, 0
         payloads += task_payloads((pid[row], tid[row]), times, tasks) if tasks else []
-    return replace(last, python=(*last.python, *payloads))
+    return replace(last, payloads=(*last.payloads, *payloads))
 
 
 def find_tables(pid: int) -> Tables | None:

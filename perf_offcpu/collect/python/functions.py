@@ -71,7 +71,7 @@ def with_python_functions(
     functions_of_wait.clear()
     functions_of_wait |= islice(functions.items(), _MOST_THREADS)
     payloads = [functions_payload(wait, calls) for wait, calls in functions.items() if calls]
-    return replace(last, python=(*last.python, *payloads))
+    return replace(last, payloads=(*last.payloads, *payloads))
 
 
 def read_functions(tid: int, reader: FunctionReader) -> tuple[int, Functions]:

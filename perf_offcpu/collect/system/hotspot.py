@@ -11,6 +11,7 @@ import re
 import struct
 import time
 from collections.abc import Iterator
+from typing import NamedTuple
 
 _MOST_CPU_S = 1.2
 _MOST_CLASSES, _MOST_METHODS, _MOST_ROWS = 1 << 17, 1 << 12, 1 << 14  # methods of a class; rows of a table
@@ -21,9 +22,11 @@ _FIELD, _TYPE = struct.Struct("<QQQi4xQQ"), struct.Struct("<QQiii4xQ")  # VMStru
 _POINTER, _ANONYMOUS_OWNER, _MOST_MAPS = 8, 1, 1 << 24
 _MOST_NAMES, _MOST_SHIFT, _READS_TIMED = 1 << 15, 8, 64
 _MOST_FIELDS, _MOST_SUPERS, _LEAST_LONG, _EXTRAS = 1 << 10, 8, 192, (1, 4, 16)  # fieldInfo.hpp, unsigned5.hpp
+_UNREADABLE = OSError, OverflowError, KeyError, ValueError, MemoryError, struct.error
 _THREAD_CLASS = b"vmClasses::_klasses[static_cast<int>(vmClassID::Thread_klass_knum)]"
 _OWNABLE = "java/util/concurrent/locks/AbstractOwnableSynchronizer"
 _TYPE_NAME = re.compile(r"(\[*)(?:L([^;]*);|([BCDFIJSZV]))")
+_CLASS_NAME = re.compile(r"[\w$/\[;+.-]+")
 _SIMPLE = dict(zip("BCDFIJSZV", "byte char double float int long short boolean void".split(), strict=True))
 
 
@@ -82,6 +85,9 @@ class _Hotspot:
 
     def __init__(self, memory: _Memory, base: int) -> None:
         self._memory, self._names = memory, dict[int, str]()
+        self._oops: tuple[int, int] | None = None  # base and shift of compressed references
+        self._narrow_class: tuple[int, int] | None = None  # likewise, of classes
+        self._has_layout = False
         fields, types = _symbols(memory, base, b"gHotSpotVMStructs", b"gHotSpotVMTypes")
         self._static, self._offset = dict[bytes, int](), dict[bytes, int]()
         for type_, name, _, is_static, offset, address in memory.rows(memory.number(fields), _FIELD):
@@ -109,7 +115,7 @@ class _Hotspot:
     def lines(self, *, counted: bool = True) -> Iterator[bytes]:
         """Yield a line of `abi.counters.JIT_MAP` for each method, or each whose calls the interpreter has counted."""
         for class_ in self.classes():
-            with contextlib.suppress(OSError, OverflowError, KeyError, ValueError):  # one that is unloaded meanwhile
+            with contextlib.suppress(*_UNREADABLE):  # one that is unloaded meanwhile
                 yield from self._methods_of(class_, counted)
 
     def _methods_of(self, class_: int, counted: bool) -> Iterator[bytes]:
@@ -122,10 +128,10 @@ class _Hotspot:
             if not counted or self.at(method, b"Method::_method_counters"):
                 yield b":method %x %x %s\n" % (method, size, self._name_of(method).encode("utf-8", "replace"))
 
-    def owners(self) -> dict[int, tuple[int, bool]]:
-        """Return tid → (tid of the owner of the lock that a thread waits for, True of a monitor). A monitor has it
-        as the thread, as its number, or as a place in its stack (`ObjectMonitor::_owner`), or not yet: then the object
-        is in the list of those that the owner has locked (`LockStack`)."""
+    def awaited_locks(self) -> dict[int, "AwaitedLock"]:
+        """Return tid → lock for which a thread waits. A monitor has its owner as the thread, as its number, or as a
+        place in its stack (`ObjectMonitor::_owner`), or not yet: then the object is in the list of those that the owner
+        has locked (`LockStack`)."""
         threads = self._memory.number(self._static[b"ThreadsSMRSupport::_java_thread_list"])
         number = min(self.at(threads, b"ThreadsList::_length", 4), _MOST_ROWS)
         array = self._memory.read(self.at(threads, b"ThreadsList::_threads"), number * _POINTER)
@@ -148,39 +154,69 @@ class _Hotspot:
                 size = max(thread + self.at(stack, b"LockStack::_top", 4) - first, 0)
                 objects = struct.iter_unpack("<Q", self._memory.read(first, min(size & -_POINTER, _PAGE)))
                 locked |= {row[0]: tid for row in objects}
-        owners = dict[int, tuple[int, bool]]()
-        with contextlib.suppress(OSError, OverflowError, KeyError, ValueError):
-            owners |= {tid: (owner, False) for tid, owner in self._owners_of_synchronizers(objects_of).items()}
+        locks = dict[int, AwaitedLock]()
+        with contextlib.suppress(*_UNREADABLE):
+            self._find_layout()
+            locks |= self._awaited_synchronizers(objects_of)
         for tid, monitor in monitors:
             self._memory.check_time()
-            owner = self.at(monitor, b"ObjectMonitor::_owner")
+            owner, object_ = self.at(monitor, b"ObjectMonitor::_owner"), 0
+            with contextlib.suppress(*_UNREADABLE):
+                object_ = self._memory.number(self.at(monitor, b"ObjectMonitor::_object"))
             holder = tids.get(owner) or next((its for begin, end, its in stacks if begin <= owner < end), 0)
             if owner == _ANONYMOUS_OWNER:
-                holder = locked.get(self._memory.number(self.at(monitor, b"ObjectMonitor::_object")), 0)
+                holder = locked.get(object_, 0)
             if holder:
-                owners[tid] = holder, True
-        return owners
+                locks[tid] = AwaitedLock(holder, True, monitor, self._type_of(object_))
+        return locks
 
-    def _owners_of_synchronizers(self, tids: dict[int, int]) -> dict[int, int]:
-        """Return tid → tid of the exclusive owner of the synchronizer (ReentrantLock, ReentrantReadWriteLock, ...) for
-        which a thread is parked. `tids`: object of a thread → tid."""
-        is_set = self._flags(b"UseCompressedOops", b"UseCompressedClassPointers", b"UseCompactObjectHeaders")
-        if is_set[b"UseCompactObjectHeaders"]:
-            return {}
-        oops = self._narrow(b"CompressedOops::", b"_narrow_oop.") if is_set[b"UseCompressedOops"] else None
-        classes = b"CompressedKlassPointers::", b"_narrow_klass."
-        narrow_class = self._narrow(*classes) if is_set[b"UseCompressedClassPointers"] else None
+    def _awaited_synchronizers(self, tids: dict[int, int]) -> dict[int, "AwaitedLock"]:
+        """Return tid → synchronizer with an exclusive owner (ReentrantLock, ReentrantReadWriteLock, ...) for which a
+        thread is parked. `tids`: object of a thread → tid."""
         place = self._field(self._memory.number(self._static[_THREAD_CLASS]), "parkBlocker")
-        owners, owner_at = dict[int, int](), dict[int, int]()
+        locks, owner_at = dict[int, AwaitedLock](), dict[int, int]()
         for thread, tid in tids.items():
-            if blocker := self._reference(thread + place, oops):
-                class_ = self._reference(blocker + self._offset[b"oopDesc::_metadata._klass"], narrow_class)
+            if blocker := self._reference(thread + place, self._oops):
+                class_ = self._class_of(blocker)
                 if class_ not in owner_at:
                     owner_at[class_] = self._owner_field(class_)
-                owner = tids.get(self._reference(blocker + owner_at[class_], oops)) if owner_at[class_] else None
+                owner = tids.get(self._reference(blocker + owner_at[class_], self._oops)) if owner_at[class_] else None
                 if owner and owner != tid:
-                    owners[tid] = owner
-        return owners
+                    locks[tid] = AwaitedLock(owner, False, blocker, self._type_of(blocker))
+        return locks
+
+    def _find_layout(self) -> None:
+        """Find out how references are compressed. Raises ValueError: objects cannot be read."""
+        is_set = self._flags(b"UseCompressedOops", b"UseCompressedClassPointers", b"UseCompactObjectHeaders")
+        if is_set[b"UseCompactObjectHeaders"]:
+            raise ValueError
+        if is_set[b"UseCompressedOops"]:
+            self._oops = self._narrow(b"CompressedOops::", b"_narrow_oop.")
+        if is_set[b"UseCompressedClassPointers"]:
+            self._narrow_class = self._narrow(b"CompressedKlassPointers::", b"_narrow_klass.")
+        self._has_layout = True
+
+    def _class_of(self, object_: int) -> int:
+        return self._reference(object_ + self._offset[b"oopDesc::_metadata._klass"], self._narrow_class)
+
+    def _type_of(self, object_: int) -> str:
+        """Return the name of the class of an object, `class` and the name of a class for its own object; "" unknown."""
+        with contextlib.suppress(*_UNREADABLE):
+            name = self._class_name(self._class_of(object_)) if self._has_layout and object_ else ""
+            if name == "java.lang.Class":  # of a static synchronized method
+                place = self._memory.number(self._static[b"java_lang_Class::_klass_offset"], 4)
+                return "class " + self._class_name(self._memory.number(object_ + place))
+            return name
+        return ""
+
+    def _class_name(self, class_: int) -> str:
+        """Return the name of a class as Java spells it. Raises ValueError: memory is no class."""
+        name = self._text_of(self.at(class_, b"Klass::_name"))
+        if not _CLASS_NAME.fullmatch(name):
+            raise ValueError
+        if name[0] == "[" and (array := _TYPE_NAME.fullmatch(name)):
+            name = (array[2] or _SIMPLE[array[3]]) + "[]" * len(array[1])
+        return name.replace("/", ".")
 
     def _flags(self, *names: bytes) -> dict[bytes, bool]:
         """Return the values of options of the JVM; False of those that it lacks."""
@@ -302,7 +338,7 @@ def lines_of(fd: int, base: int) -> bytes:
     """Return lines of `abi.counters.JIT_MAP` for the interpreted methods of a JVM: those found until the time is over,
     or until memory says nothing sensible, at most 4 MB. `fd`: descriptor of /proc/PID/mem."""
     lines, left = list[bytes](), _MOST_TEXT
-    with contextlib.suppress(OSError, OverflowError, KeyError, ValueError, struct.error):
+    with contextlib.suppress(*_UNREADABLE):
         jvm = _Hotspot(_Memory(fd), base)
         for counted in (True, False):  # with -Xint, no calls are counted
             for line in () if lines else jvm.lines(counted=counted):
@@ -312,12 +348,21 @@ def lines_of(fd: int, base: int) -> bytes:
     return b"".join(lines)
 
 
-def owners_of(pid: int) -> dict[int, tuple[int, bool]]:
-    """Return tid → (tid of the owner of the lock that a thread of a JVM waits for, True of a monitor), in the
-    namespace of the process; {} if that cannot be read. May block: a process can lock its mappings or map a file."""
-    with contextlib.suppress(OSError, OverflowError, KeyError, ValueError, MemoryError, struct.error):
+class AwaitedLock(NamedTuple):
+    """Describes a lock for which a thread of a JVM waits."""
+
+    owner: int  # tid, in the namespace of the process
+    is_monitor: bool
+    address: int  # of the `ObjectMonitor`, or of the synchronizer
+    type: str  # class of the object, `class` and a name for a class; "" unknown
+
+
+def awaited_locks(pid: int) -> dict[int, AwaitedLock]:
+    """Return tid → lock with a known owner for which a thread of a JVM waits, with tids in the namespace of the
+    process; {} if that cannot be read. May block: a process can lock its mappings or map a file."""
+    with contextlib.suppress(*_UNREADABLE):
         with open(f"/proc/{pid}/maps", "rb") as file:  # direct: of the kernel
             starts = re.findall(rb"(?m)^([0-9a-f]+)-.*/libjvm\.so$", file.read(_MOST_MAPS))
         with open(f"/proc/{pid}/mem", "rb") as file:  # direct: of the kernel
-            return _Hotspot(_Memory(file.fileno()), int(starts[0], 16)).owners() if starts else {}
+            return _Hotspot(_Memory(file.fileno()), int(starts[0], 16)).awaited_locks() if starts else {}
     return {}

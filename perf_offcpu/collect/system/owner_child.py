@@ -116,15 +116,11 @@ def _has_ended(process: int, time_s: float = 0) -> bool:
 
 def _trigger(process: int, attach: str, name: str, tmp: int, until_s: float) -> None:
     """Send SIGQUIT to a JVM, so that it opens its socket `name`, and wait for that; TimeoutError if it does not."""
-    # direct: a new file in the process's /tmp, as its owner
-    os.close(os.open(attach, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY, 0o600, dir_fd=tmp))
-    try:
+    with _made(attach, tmp):
         signal.pidfd_send_signal(process, signal.SIGQUIT)
         while _is_missing(name, tmp):
             if time.monotonic() > until_s or _has_ended(process, _NAP_S):
                 raise TimeoutError(errno.ETIMEDOUT, "it did not answer in time")
-    finally:
-        os.unlink(attach, dir_fd=tmp)  # direct: made above
 
 
 def _is_missing(name: str, tmp: int) -> bool:
@@ -145,14 +141,24 @@ def _own(name: str, tmp: int, is_kind: Callable[[int], bool]) -> int:
 
 
 @contextlib.contextmanager
-def _own_map(name: str, tmp: int) -> Iterator[Callable[[], bytes]]:
-    """Make the file of a map before the JVM writes it, so that no other user's link is in its place, and remove it
-    afterwards; a file of the JVM's that exists already stays. Yield a function that returns its whole lines."""
+def _made(name: str, tmp: int) -> Iterator[None]:
+    """Make a file that the JVM reads or writes, so that no other user's link is in its place, and remove it afterwards;
+    a file of its owner that exists already stays: it may be of an earlier process with this pid."""
     is_new = _is_missing(name, tmp)
     if is_new:
         # direct: a new file in the process's /tmp, as its owner
         os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY, 0o600, dir_fd=tmp))
     os.close(_own(name, tmp, stat.S_ISREG))
+    try:
+        yield
+    finally:
+        if is_new:
+            os.unlink(name, dir_fd=tmp)  # direct: made above
+
+
+@contextlib.contextmanager
+def _own_map(name: str, tmp: int) -> Iterator[Callable[[], bytes]]:
+    """Make the file of a map for a while. Yield a function that returns its whole lines."""
 
     def read() -> bytes:
         # direct: of a descriptor that was checked
@@ -162,11 +168,8 @@ def _own_map(name: str, tmp: int) -> Iterator[Callable[[], bytes]]:
             raise OSError(errno.EFBIG, f"/tmp/{name} is larger than {_MOST_TEXT} bytes")
         return text[: text.rfind(b"\n") + 1]
 
-    try:
+    with _made(name, tmp):
         yield read
-    finally:
-        if is_new:
-            os.unlink(name, dir_fd=tmp)  # direct: made above
 
 
 def _answer(socket_: int, pid: int, until_s: float) -> bytes:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable
+from hashlib import blake2b
 from typing import Any, Final
 
 import numpy as np
@@ -20,6 +21,7 @@ from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.existing.maps import read_maps
 from perf_offcpu.collect.system.btf import KALLSYMS, symbol_at
 from perf_offcpu.collect.system.helper import Avoided, Helper, ask_each
+from perf_offcpu.collect.system.hotspot import AwaitedLock
 from perf_offcpu.collect.wait_objects import names as proc
 from perf_offcpu.collect.wait_objects.names import PIDFD, RING, Mounts, Texts, comm_of
 from perf_offcpu.collect.wait_objects.sockets import EPOLL, ListeningPorts, watched_by
@@ -38,6 +40,8 @@ _SCAN_S: Final = 1.0
 _PATIENCE_S: Final = 0.5
 _ASKED: Final = {EPOLL: watched_by, RING: proc.requests_of, PIDFD: proc.process_of}
 _BY_PORT: Final = (b"tcp", b"mptcp")
+_NUMBERS: Final = ("id", "kind", "pid", "device", "number", "inode", "address", "peer_inode")
+_SYNC: Final = re.compile(r"\$\w*Sync$")  # ReentrantLock$NonfairSync, of ReentrantLock
 
 Holder = tuple[int, int, int | None]
 """A descriptor of a pipe or socket: pid, inode, access mode (os.O_*) of a pipe; None for a socket or if gone."""
@@ -206,8 +210,21 @@ def _is_in_proc(row: Any, texts: Texts) -> bool:
 def _numbers(row: Any) -> Described:
     has_operation = row["kind"] in (ObjectKind.FUTEX, ObjectKind.KERNEL_LOCK)
     operation = int(row["protocol"]) if has_operation else 0
-    names = ("id", "kind", "pid", "device", "number", "inode", "address", "peer_inode")
-    return {"operation": operation, "peer_pid": 0, "reserved2": 0, **{name: int(row[name]) for name in names}}
+    return {"operation": operation, "peer_pid": 0, "reserved2": 0, **{name: int(row[name]) for name in _NUMBERS}}
+
+
+def describe_java_lock(pid: int, lock: AwaitedLock) -> Described:
+    """Return the description of a lock of a JVM: an object of its own, not the futex at which a thread waits for it."""
+    kind, type_ = "monitor" if lock.is_monitor else "", _SYNC.sub("", lock.type)
+    name = " of ".join(filter(None, (kind, type_))) or "a lock of java.util.concurrent"
+    texts = dict.fromkeys(TEXTS, b"") | {"name": name.encode(), "place": b"heap"}
+    identity = f"{pid} {lock.address}".encode()
+    numbers = dict.fromkeys((*_NUMBERS, "operation", "peer_pid", "reserved2"), 0)
+    own = {
+        "id": int.from_bytes(blake2b(identity, digest_size=8).digest(), "little") or 1,
+        "kind": int(ObjectKind.FUTEX),
+    }
+    return numbers | own | {"pid": pid, "number": -1, "address": lock.address} | texts
 
 
 def object_payloads(objects: list[Described]) -> list[bytes]:

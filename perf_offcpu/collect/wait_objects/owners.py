@@ -22,6 +22,8 @@ from perf_offcpu.abi.syscalls import call_numbers, syscall_names
 from perf_offcpu.collect.bpf.header import read_header
 from perf_offcpu.collect.bpf.last_tasks import LastTasks
 from perf_offcpu.collect.kernel_totals.user_stacks import Unread, arguments_of, of_each, read_memory, registers_of
+from perf_offcpu.collect.system.hotspot import AwaitedLock
+from perf_offcpu.collect.wait_objects.describe import Described, describe_java_lock, object_payloads
 from perf_offcpu.files import read_kernel_if_any
 from perf_offcpu.model.columns import distinct, is_among
 from perf_offcpu.resources import bpf_dir
@@ -107,39 +109,44 @@ def holder_and_timeout(pid: int, tid: int, arguments: Sequence[int], since_ns: i
     return _outer(pid, owner) if owner else 0, asked_ns
 
 
-Owners = Mapping[int, Mapping[int, tuple[int, bool]]]
-"""pid → (tid → (tid of the owner of the lock that the thread waits for, True of a monitor)), in its pid namespace."""
+AwaitedLocks = Mapping[int, Mapping[int, AwaitedLock]]
+"""pid → (tid → lock of a JVM that the thread waits for), with tids in the pid namespace of the process."""
 
 
-def with_owners_in_jvms(
-    last: LastTasks, owners_of: Callable[[set[int]], Owners], again: Callable[[], LastTasks]
+def with_locks_of_jvms(
+    last: LastTasks, locks_of: Callable[[set[int]], AwaitedLocks], again: Callable[[], LastTasks]
 ) -> LastTasks:
-    """Return `last` with `holder_tid` of tasks that wait for a lock of a JVM. `owners_of`: reads the owners in JVMs
-    among these pids. `again`: runs the iterator once more: a task that has run since `last` may wait for another lock
-    and gets no holder. One run is allowed at a monitor, at which HotSpot looks again after up to 1 s: that is no
-    timeout of the program, so `asked_ns` becomes unknown there. Others with an unread timeout get none."""
+    """Return `last` with `holder_tid` and object of tasks that wait for a lock of a JVM, and descriptions of these
+    objects: all threads that wait for a lock have one object, not each the futex of its own. `locks_of`: reads the
+    locks in JVMs among these pids. `again`: runs the iterator once more: a task that has run since `last` may wait for
+    another lock and is left as it is. One run is allowed at a monitor, at which HotSpot looks again after up to 1 s:
+    that is no timeout of the program, so `asked_ns` becomes unknown there. Others with an unread timeout get none."""
     tasks, rows = last.tasks.copy(), last.waiting()
-    owners = owners_of({*tasks["pid"][rows].tolist()})
-    if not any(owners.values()):
+    locks = locks_of({*tasks["pid"][rows].tolist()})
+    if not any(locks.values()):
         return last
-    later = again()
+    later, objects = again(), dict[int, Described]()
     switches = dict(zip(later.tasks["tid"].tolist(), later.tasks["nr_switches"].tolist(), strict=True))
-    for pid in distinct(tasks["pid"][rows[np.isin(tasks["pid"][rows], list(owners))]]).tolist():
+    for pid in distinct(tasks["pid"][rows[np.isin(tasks["pid"][rows], list(locks))]]).tolist():
         with contextlib.suppress(OSError):  # it has ended
             inner = {int(tid): _inner(pid, int(tid)) for tid in os.listdir(f"/proc/{pid}/task")}
             outer = {number: tid for tid, number in inner.items() if number}
             for row in rows[tasks["pid"][rows] == pid].tolist():
                 task = tasks[row]
-                owner, is_monitor = owners[pid].get(inner.get(int(task["tid"]), 0), (0, False))
-                holder, runs = outer.get(owner, 0), switches.get(int(task["tid"]), -1) - int(task["nr_switches"])
-                if not holder or runs not in ((0, 1) if is_monitor else (0,)):
+                lock = locks[pid].get(inner.get(int(task["tid"]), 0))
+                holder = outer.get(lock.owner, 0) if lock else 0
+                runs = switches.get(int(task["tid"]), -1) - int(task["nr_switches"])
+                if not lock or not holder or runs not in ((0, 1) if lock.is_monitor else (0,)):
                     continue
-                if is_monitor:  # HotSpot looks again each second: that is no timeout
+                if lock.is_monitor:  # HotSpot looks again each second: that is no timeout
                     task["asked_ns"] = UNKNOWN_U64
                 elif arguments_of(task)[_TIMEOUT] and task["asked_ns"] == UNKNOWN_U64:
                     continue  # a timeout that was not read: no deadlock may be made of it
                 task["holder_tid"] = holder
-    return replace(last, tasks=tasks)
+                described = describe_java_lock(pid, lock)
+                task["object_id"], task["object_lost"] = described["id"], 0
+                objects[described["id"]] = described
+    return replace(last, tasks=tasks, payloads=(*last.payloads, *object_payloads([*objects.values()])))
 
 
 def _outer(pid: int, tid: int) -> int:

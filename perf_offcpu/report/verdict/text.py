@@ -147,6 +147,8 @@ def _with_object(words: str, name: str, meaning: str) -> str:
         return words
     if words == "network" and name.startswith(("tcp ", "udp ")):
         return name  # its port is in sight where the column is cut
+    if f"a {name} ".startswith(f"{words} "):
+        return f"a {name}"
     return f"{words}: {name}" if name and words else name or words
 
 

@@ -112,6 +112,8 @@ def futex_names(
 
 
 def _name(object_row: ObjectRow, variable: "Variable | None", file: str, noun: str, function: str) -> FutexName:
+    if object_row.name:  # a lock of a JVM
+        return FutexName(object_row.name, object_row.name, is_shared=False)
     via = f" (via {function})" if function else ""
     if variable and variable.symbol:
         is_lock_alone = variable.size <= _NOUNS.get(noun, _OTHER_NOUN).size

@@ -37,6 +37,7 @@ from perf_offcpu.symbolize.wait_objects.rows import (
     rows_of,
     users_of,
     wakers_of,
+    with_earlier_parts,
 )
 
 SLEEP = "sleep"  # name of what a thread waits for in nanosleep(), clock_nanosleep(), and poll() without descriptors
@@ -64,6 +65,7 @@ class _Named:
 def with_objects(profile: Profile, recording: Recording, options: SymbolizeOptions) -> Profile:
     """Return the profile of a recording with named objects, and the object of each sample."""
     row = rows_of(recording.samples.object_id, recording.objects)
+    row = with_earlier_parts(recording, row, profile.samples.stack)
     row = np.where(_by_userfaultfd(profile), np.int32(-1), row)  # not for the file that the system call names
     bare = _without_object(recording, row, profile.is_offcpu())
     if not (row >= 0).any() and not any(mask.any() for _, _, mask in bare):
@@ -152,7 +154,7 @@ class _Namer:
         thing = self._rows[row]
         if thing.kind == ObjectKind.FUTEX:
             name = self._futexes[row]
-            mark = f"({thing.pid})"
+            mark = f"at {thing.address:#x} ({thing.pid})" if thing.name else f"({thing.pid})"
             if name.is_shared:  # what has no name any more is told apart by the address, which children inherit
                 mark = f"at {thing.address:#x}" if DELETED in thing.place else ""
             return _Named(name.text, name.stable, mark, name.is_shared)

@@ -17,6 +17,7 @@ from perf_offcpu.model.columns import I32, I64, U64, Bool, is_one_of
 from perf_offcpu.model.recording import Recording, SampleFlag, WaitObjects
 
 _READS = "read readv pread64 preadv preadv2 recvfrom recvmsg recvmmsg accept accept4"
+_LOOK_NS = 1_000_000
 _NO_WAKER = SampleFlag.WAKER_INTERRUPT | SampleFlag.STILL_BLOCKED
 _WRITES = "write writev pwrite64 pwritev pwritev2 sendto sendmsg sendmmsg connect"
 
@@ -67,6 +68,27 @@ def rows_of(ids: U64, objects: WaitObjects) -> I32:
     place = np.searchsorted(objects.id, ids)
     is_there = np.append(objects.id, np.uint64(0))[place] == ids
     return np.where(is_there & (ids != 0), place, -1).astype(np.int32)
+
+
+def with_earlier_parts(recording: Recording, row: I32, stack: I32) -> I32:
+    """Return `row` (int32[samples], rows of objects) with the lock of a JVM also in earlier parts of a wait: each
+    second, a timer wakes a thread that waits for a monitor, which looks and waits again, with the same `stack`
+    (int32[samples], rows of stacks). The recorder knows the lock of the last part only, which has not ended."""
+    named = np.append((recording.objects.kind == ObjectKind.FUTEX) & (recording.objects.name != 0), False)
+    if not named[row].any():
+        return row
+    samples = recording.samples
+    order = np.lexsort((samples.time_ns, samples.tid))
+    order = order[samples.switch_out_ns[order] >= 0]
+    before, after = order[:-1], order[1:]
+    goes_on = samples.has(SampleFlag.WAKER_INTERRUPT)[before] & (stack[before] == stack[after])
+    goes_on &= (samples.tid[before] == samples.tid[after]) & (stack[before] >= 0)
+    goes_on &= np.abs(samples.switch_out_ns[after] - samples.time_ns[before]) < _LOOK_NS
+    wait = np.append(0, np.cumsum(~goes_on))[: len(order)]
+    last = order[np.flatnonzero(np.append(~goes_on, True)[: len(order)])][wait]
+    result = row.copy()
+    result[order] = np.where(named[row[last]], row[last], row[order])
+    return result
 
 
 def users_of(recording: Recording, row: I32) -> dict[int, list[User]]:

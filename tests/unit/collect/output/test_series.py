@@ -66,7 +66,7 @@ class Collector:
         self.pythons = SimpleNamespace(offsets={}, pids=frozenset())
         self.task_readings = ()
         self.jvms = SimpleNamespace(ask_all=lambda: None, maps={}, forget_ended=lambda ended: ended)
-        self.jvms.lock_owners = lambda pids: {}
+        self.jvms.awaited_locks = lambda pids: {}
         self.program = SimpleNamespace(config=config, maps=self, last_tasks=self.last_tasks, draws_stacks=False)
         self.header = HEADER
         self.waiting_records = lambda: 3
