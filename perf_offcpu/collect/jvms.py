@@ -8,12 +8,14 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Final
 
 from perf_offcpu import losses
+from perf_offcpu.abi.counters import JIT_MAP, JIT_MAP_MAGIC, VERSION
 from perf_offcpu.collect.bpf.maps import ProgramMaps
+from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.python.processes import MappingFollower, ended_process, pid_of
 from perf_offcpu.collect.system.as_owner import ask_as_owner
 from perf_offcpu.collect.system.background import Future, in_background
@@ -30,11 +32,13 @@ _MOST_ALL_S: Final = 10.0
 _LOCKS_S: Final = 0.5
 _MOST_KEPT: Final = 64 << 20  # bytes of all maps
 _LONGEST_TEXT: Final = 200
+_MOST_TEXT: Final = 48 << 10  # bytes in a record, with room for its other parts
 
 
 class Jvms(MappingFollower):
     """Follow processes that map libjvm.so; ask them for perf maps if `asks`, and have BPF programs (`maps`) tell their
     stacks apart by interpreted methods. `say` is called once for each JVM that gives no names, and `lost` counts them.
+    `apart_ns`: without `maps`, the time from which no two waits share a copy of a stack; 0: they may at any time.
     `recorded` returns the live pids that are recorded. `says_ended`: say how many JVMs ended before they were asked;
     some of these may not have been recorded."""
 
@@ -49,10 +53,11 @@ class Jvms(MappingFollower):
         *,
         asks: bool,
         says_ended: bool,
+        apart_ns: int = 0,
     ) -> None:
         self._say, self._lost, self._recorded, self._asks, self._says_ended = say, lost, recorded, asks, says_ended
         self.maps: dict[int, bytes] = {}  # pid → lines of its perf map
-        self._bpf_maps = maps
+        self._bpf_maps, self._always_ns = maps, apart_ns
         self._apart_ns: dict[int, int] = {}  # pid → what `set_jvm` returned
         self._due: dict[int, tuple[float, float]] = {}  # pid → monotonic time of the next question, time after it
         self._refused: set[int] = set()
@@ -66,7 +71,7 @@ class Jvms(MappingFollower):
             return
         if (pid := pid_of(record)) not in self._due:
             self._due[pid] = time.monotonic() + _FIRST_S, _FIRST_S
-            self._apart_ns[pid] = self._bpf_maps.set_jvm(pid) if self._bpf_maps else 0
+            self._apart_ns[pid] = self._bpf_maps.set_jvm(pid) if self._bpf_maps else self._always_ns
 
     def see_task(self, kind: int, record: memoryview) -> None:
         """Take a FORK or EXIT record."""
@@ -146,6 +151,17 @@ class Jvms(MappingFollower):
             self.maps.pop(pid, None)
             self._apart_ns.pop(pid, None)
         return self.maps.keys() - self._due.keys()
+
+
+def jit_payloads(pid: int, text: bytes) -> Iterator[bytes]:
+    """Yield raw payloads (abi.counters.JIT_MAP) of whole lines of a process's perf map."""
+    begin = 0
+    while begin < len(text):
+        end = text.rfind(b"\n", begin, begin + _MOST_TEXT) + 1 or text.find(b"\n", begin) + 1 or len(text)
+        if end - begin <= _MOST_TEXT:
+            values = {"magic": JIT_MAP_MAGIC, "version": VERSION, "reserved": 0, "pid": pid, "text": text[begin:end]}
+            yield JIT_MAP.pack(values, NATIVE)
+        begin = end
 
 
 def _ask_one(pid: int) -> bytes:

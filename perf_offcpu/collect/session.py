@@ -324,7 +324,9 @@ class UserSession:
         """Look at threads, and copy rings to the file, until something ends the recording; write the end."""
         collector, file, summary = self.collector, self.file, self.summary
         self._copy(waiter)
+        collector.read_java_locks()
         collector.end()
+        collector.jvms.ask_all()
         collector.finish(file)
         self.objects.finish([file])
         summary.recorded_ns = collector.span.end_ns - collector.span.begin_ns
@@ -347,6 +349,7 @@ class UserSession:
             if time.monotonic() >= due:
                 due = time.monotonic() + SECOND_S
                 self.collector.read_delays()
+                self.collector.jvms.step()
                 if self.show:
                     self.show(self.summary.progress(self.collector, 0, self.file.size))
 

@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,8 +17,9 @@ from builders import program
 from builders.compiled import build
 from kernel.gdb_stacks import stop
 from kernel.others import AS_NOBODY
-from kernel.recorder import hanging, report, run, until
+from kernel.recorder import Run, hanging, report, run, until
 from kernel.test_python_names import python_stack
+from kernel.test_unprivileged import nobody_records
 
 from perf_offcpu import losses
 from perf_offcpu.decode.load import load_recording
@@ -162,12 +163,15 @@ def test_deadlock_in_java_is_shown_as_by_jstack(tmp_path: Path, compiler: str) -
 
 
 @needs_java
-def test_deadlock_of_reentrant_locks_in_java(tmp_path: Path) -> None:
-    subprocess.run(["javac", "-d", tmp_path, HUNG / "Abba.java"], check=True)
-    with hanging("java", "-cp", tmp_path, "Abba", "locks", threads=12) as pid:
-        until(lambda: "Found 1 deadlock" in jdk("jstack", pid))
-        run("-p", str(pid), "--duration", "0.3", cwd=tmp_path)
-    said = program.run("report", cwd=tmp_path).stdout
+@pytest.mark.parametrize("record", [run, nobody_records])
+def test_deadlock_of_reentrant_locks_in_java(place: Path, record: Callable[..., Run]) -> None:
+    """By root and by an ordinary user; Java's functions that are interpreted have their names."""
+    subprocess.run(["javac", "-d", place, HUNG / "Abba.java"], check=True)
+    user = AS_NOBODY if record is nobody_records else []
+    with hanging(*user, "java", "-cp", place, "Abba", "locks", threads=12) as pid:
+        until(lambda: "Found 1 deadlock" in jdk(*user, "jstack", pid))
+        record("-p", str(pid), "--duration", "0.5", cwd=place)
+    said = program.run("report", "-f", cwd=place).stdout
     first = " ".join(said[:300].replace("\n#", "").split())
     lock = r"java.util.concurrent.locks.ReentrantLock at 0x\w+ \(\d+\)"
     assert re.match(rf"# Deadlock of 2 threads: one \d+ waits in Abba.lock for {lock}, held by two", first), first
@@ -190,9 +194,9 @@ def test_monitors_in_java_are_named_by_class(tmp_path: Path) -> None:
     assert all(2400 < ms < 2700 for *_, ms in waits), waits
 
 
-def jdk(tool: str, pid: int, *arguments: str) -> str:
-    command = [tool, str(pid), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout
+def jdk(*command: str | int) -> str:
+    words = [*map(str, command)]
+    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False).stdout
 
 
 def java_frames(text: str, thread: str) -> list[str]:

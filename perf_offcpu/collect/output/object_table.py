@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu import losses
-from perf_offcpu.abi.counters import CODES, CODES_MAGIC, JIT_MAP, JIT_MAP_MAGIC, VERSION
+from perf_offcpu.abi.counters import CODES, CODES_MAGIC, VERSION
 from perf_offcpu.collect.collector import Collector
 from perf_offcpu.collect.counters import account_sample
 from perf_offcpu.collect.events.perf_event import NATIVE
+from perf_offcpu.collect.jvms import jit_payloads
 from perf_offcpu.collect.output.file import OutputFile, Piece
 from perf_offcpu.collect.summary import Source
 from perf_offcpu.collect.system.background import NAP_S, Future, in_background
@@ -196,17 +197,6 @@ class CodeTable:
         self._written, self._written_to = jvms.maps.copy(), file
         if is_end:
             self._ended_jvms = jvms.forget_ended(self._ended_jvms)
-
-
-def jit_payloads(pid: int, text: bytes) -> Iterator[bytes]:
-    """Yield raw payloads (abi.counters.JIT_MAP) of whole lines of a process's perf map."""
-    begin = 0
-    while begin < len(text):
-        end = text.rfind(b"\n", begin, begin + _MOST_TEXT) + 1 or text.find(b"\n", begin) + 1 or len(text)
-        if end - begin <= _MOST_TEXT:
-            values = {"magic": JIT_MAP_MAGIC, "version": VERSION, "reserved": 0, "pid": pid, "text": text[begin:end]}
-            yield JIT_MAP.pack(values, NATIVE)
-        begin = end
 
 
 def code_payloads(rows: NDArray[np.void]) -> list[bytes]:

@@ -12,10 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu import losses
+from perf_offcpu.abi.offcpu import UNKNOWN_U64
 from perf_offcpu.collect.counters import Counter, Span, account_sample, counters_event
 from perf_offcpu.collect.existing.inventory import KnownTasks
 from perf_offcpu.collect.existing.kernel_maps import KernelMaps
 from perf_offcpu.collect.existing.maps import MappedBuildIds
+from perf_offcpu.collect.jvms import Jvms, jit_payloads
 from perf_offcpu.collect.kernel_totals.user_stacks import Unread
 from perf_offcpu.collect.kernel_totals.waits import sum_samples, united
 from perf_offcpu.collect.options import RecordOptions
@@ -24,11 +26,12 @@ from perf_offcpu.collect.python.processes import PythonProcesses
 from perf_offcpu.collect.rings.pressure import Pressure
 from perf_offcpu.collect.rings.rings import Sink
 from perf_offcpu.collect.rings.side_band import SideBand
+from perf_offcpu.collect.system.background import in_background, stepping_until
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.targets import process_of
 from perf_offcpu.collect.unprivileged.events import TaskEvents
 from perf_offcpu.collect.unprivileged.looks import Look, Reader, Sleeper
-from perf_offcpu.collect.unprivileged.objects import CallObjects
+from perf_offcpu.collect.unprivileged.objects import CallObjects, WaitObject
 from perf_offcpu.collect.unprivileged.records import (
     AT_ONCE,
     SUM,
@@ -39,6 +42,8 @@ from perf_offcpu.collect.unprivileged.records import (
     wait_records,
 )
 from perf_offcpu.collect.unprivileged.switches import BEFORE, IN, KernelChains, SwitchLog
+from perf_offcpu.collect.wait_objects.describe import Described, describe_java_lock, object_payloads
+from perf_offcpu.collect.wait_objects.owners import AwaitedLocks, outer_locks
 from perf_offcpu.losses import LossCause, Losses
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.perfdata.events import EventSpec
@@ -68,7 +73,11 @@ class UserCollector(Closing):
         self.counters_event = counters_event(self._events.support)
         self._lost, self._samples, self._unseen = Losses(), 0, Counter(0)
         self._pythons = PythonProcesses(self._lost)
-        self._side_band = SideBand(self.build_ids, self.known_kernel, self.unread.lost, (self._pythons,))
+        self.jvms = Jvms(say, self._lost, self._recorded, None, asks=options.asks_jvms, says_ended=True, apart_ns=1)
+        self._locks: AwaitedLocks = {}
+        self._locks_ns = 0  # time before which a wait must have begun to be for one of them
+        followers = self._pythons, self.jvms
+        self._side_band = SideBand(self.build_ids, self.known_kernel, self.unread.lost, followers)
         self._tasks, self._budgets = tasks, Budgets(tasks)
         self._chains = KernelChains(self._events.switch_ids, self._events.switch_shape)
         self._switches = SwitchLog(tasks, 0, self._lost, self._chains)
@@ -122,6 +131,30 @@ class UserCollector(Closing):
         self._write_others(sink)
         self._write_intervals(self._switches.take(before_ns), sink)
 
+    def _recorded(self) -> set[int]:
+        return {*self._switches.last["pid"].tolist()}
+
+    def read_java_locks(self) -> None:
+        """Read the locks for which threads of JVMs wait, before `end`; looks at threads go on meanwhile."""
+        pids = {sleeper.pid for sleeper in self._sleepers()}
+        self._locks_ns = now_ns()
+        self._locks = stepping_until(in_background(lambda: self.jvms.awaited_locks(pids)), self.look)
+
+    def _with_java_locks(self, last: NDArray[Any], looks: list[Look | None]) -> list[bytes]:
+        """Replace the objects in looks at threads that wait for a lock of a JVM; return payloads that describe these. A
+        wait counts if it had begun before the locks were read; HotSpot looks at a monitor again after up to 1 s: that
+        is no timeout of the program."""
+        locks = {tid: (pid, lock) for pid in self._locks for tid, lock in outer_locks(pid, self._locks[pid]).items()}
+        objects = dict[int, Described]()
+        for row in np.flatnonzero(np.isin(last["tid"], list(locks)) & (last["begin"] < self._locks_ns)).tolist():
+            pid, lock = locks[int(last["tid"][row])]
+            if look := looks[row]:
+                described = describe_java_lock(pid, lock)
+                asked_ns = UNKNOWN_U64 if lock.is_monitor else look.found.asked_ns
+                looks[row] = look._replace(found=WaitObject(described["id"], asked_ns, lock.owner))
+                objects[described["id"]] = described
+        return object_payloads([*objects.values()])
+
     def finish(self, sink: Sink) -> None:
         """Write the rest after `end`: last waits, waits that are not over, sums and budgets."""
         end_ns = self.span.end_ns
@@ -131,6 +164,10 @@ class UserCollector(Closing):
         self._write_intervals(self._switches.take(1 << 62), sink)
         last = self._switches.unfinished(end_ns)
         looks = [self._reader.take(wait) for wait in last]
+        payloads = self._with_java_locks(last, looks)
+        payloads += [payload for pid, text in self.jvms.maps.items() for payload in jit_payloads(pid, text)]
+        for payload in payloads:
+            sink.append(account_sample(self.counters_event, payload, end_ns))
         self._budgets.add(last, dict(enumerate(looks)))
         self._budgets.read_delays()
         # Of a thread that has not switched, only a look tells that it sleeps.
@@ -192,6 +229,7 @@ class UserCollector(Closing):
     def note_existing(self, records: bytes) -> None:
         """Take records of what processes map already."""
         self._pythons.see(records)
+        self.jvms.see(records)
 
     def _write_waits(self, waits: NDArray[Any], looks: list[Look | None], sink: Sink, *, over: bool = True) -> None:
         """Write a sample of each wait, and one with Python functions where a look at the sleeping thread found any.

@@ -113,6 +113,15 @@ AwaitedLocks = Mapping[int, Mapping[int, AwaitedLock]]
 """pid → (tid → lock of a JVM that the thread waits for), with tids in the pid namespace of the process."""
 
 
+def outer_locks(pid: int, locks: Mapping[int, AwaitedLock]) -> dict[int, AwaitedLock]:
+    """Return tid → lock of process `pid`, both tid and owner as the recorder sees them; {} if it has ended."""
+    with contextlib.suppress(OSError):
+        outer = {_inner(pid, int(tid)): int(tid) for tid in os.listdir(f"/proc/{pid}/task")}
+        own = {outer.get(tid, 0): lock._replace(owner=outer.get(lock.owner, 0)) for tid, lock in locks.items()}
+        return {tid: lock for tid, lock in own.items() if tid and lock.owner}
+    return {}
+
+
 def with_locks_of_jvms(
     last: LastTasks, locks_of: Callable[[set[int]], AwaitedLocks], again: Callable[[], LastTasks]
 ) -> LastTasks:
@@ -128,24 +137,19 @@ def with_locks_of_jvms(
     later, objects = again(), dict[int, Described]()
     switches = dict(zip(later.tasks["tid"].tolist(), later.tasks["nr_switches"].tolist(), strict=True))
     for pid in distinct(tasks["pid"][rows[np.isin(tasks["pid"][rows], list(locks))]]).tolist():
-        with contextlib.suppress(OSError):  # it has ended
-            inner = {int(tid): _inner(pid, int(tid)) for tid in os.listdir(f"/proc/{pid}/task")}
-            outer = {number: tid for tid, number in inner.items() if number}
-            for row in rows[tasks["pid"][rows] == pid].tolist():
-                task = tasks[row]
-                lock = locks[pid].get(inner.get(int(task["tid"]), 0))
-                holder = outer.get(lock.owner, 0) if lock else 0
-                runs = switches.get(int(task["tid"]), -1) - int(task["nr_switches"])
-                if not lock or not holder or runs not in ((0, 1) if lock.is_monitor else (0,)):
-                    continue
-                if lock.is_monitor:  # HotSpot looks again each second: that is no timeout
-                    task["asked_ns"] = UNKNOWN_U64
-                elif arguments_of(task)[_TIMEOUT] and task["asked_ns"] == UNKNOWN_U64:
-                    continue  # a timeout that was not read: no deadlock may be made of it
-                task["holder_tid"] = holder
-                described = describe_java_lock(pid, lock)
-                task["object_id"], task["object_lost"] = described["id"], 0
-                objects[described["id"]] = described
+        lock_of = outer_locks(pid, locks[pid])
+        for row in rows[tasks["pid"][rows] == pid].tolist():
+            task = tasks[row]
+            lock, runs = lock_of.get(int(task["tid"])), switches.get(int(task["tid"]), -1) - int(task["nr_switches"])
+            if lock is None or runs not in ((0, 1) if lock.is_monitor else (0,)):
+                continue
+            if lock.is_monitor:
+                task["asked_ns"] = UNKNOWN_U64
+            elif arguments_of(task)[_TIMEOUT] and task["asked_ns"] == UNKNOWN_U64:
+                continue  # a timeout that was not read: no deadlock may be made of it
+            described = describe_java_lock(pid, lock)
+            task["holder_tid"], task["object_id"], task["object_lost"] = lock.owner, described["id"], 0
+            objects[described["id"]] = described
     return replace(last, tasks=tasks, payloads=(*last.payloads, *object_payloads([*objects.values()])))
 
 

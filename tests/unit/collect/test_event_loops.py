@@ -18,8 +18,7 @@ from builders.program import started
 from perf_offcpu.abi.counters import JIT_MAP
 from perf_offcpu.collect import jvms
 from perf_offcpu.collect.events.perf_event import NATIVE
-from perf_offcpu.collect.jvms import Jvms
-from perf_offcpu.collect.output.object_table import jit_payloads
+from perf_offcpu.collect.jvms import Jvms, jit_payloads
 from perf_offcpu.collect.python import event_loops, loop_tasks
 from perf_offcpu.collect.python.event_loops import LoopReader, find_tables, read_loop, task_payloads
 from perf_offcpu.collect.python.loop_tasks import Loop, Tables, Task
