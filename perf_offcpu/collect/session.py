@@ -324,7 +324,7 @@ class UserSession:
         """Look at threads, and copy rings to the file, until something ends the recording; write the end."""
         collector, file, summary = self.collector, self.file, self.summary
         self._copy(waiter)
-        collector.read_java_locks()
+        collector.read_waiting()
         collector.end()
         collector.jvms.ask_all()
         collector.finish(file)

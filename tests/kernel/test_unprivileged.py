@@ -3,6 +3,7 @@
 Recordings with capabilities instead of all of root's rights: what is missing without each, as `doctor` says it."""
 
 import contextlib
+import json
 import os
 import shlex
 import shutil
@@ -19,6 +20,7 @@ from builders.profile import functions_of
 from builders.program import PROGRAM
 from kernel.others import AS_NOBODY, NOBODY, reachable
 from kernel.recorder import MS, Run
+from kernel.test_event_loops import TASKS
 from workload.measured import Thread, parse
 
 from perf_offcpu.collect.system.privileges import USES
@@ -80,6 +82,17 @@ def test_waits_of_the_known_workload_are_exact_and_long_ones_have_stacks(place: 
         )
 
     assert_long_stacks(profile, threads)
+
+
+def test_tasks_of_an_event_loop_are_those_of_the_program(place: Path) -> None:
+    with program.started(*AS_NOBODY, "/usr/bin/python3", "-c", TASKS) as (child, line):
+        run = nobody_records("-p", str(child.pid), "--duration", "0.5", cwd=place)
+    (loop,), log = run.recording.loops, json.loads(line)
+    assert (loop.pid, loop.tid) == (child.pid, child.pid) and loop.switch_out_ns > 0
+    assert {*log} == {task.name for task in loop.tasks} and len(log) == 52
+    assert all([*map(list, task.frames)] == log[task.name] for task in loop.tasks if task.name != "consumer")
+    text = " ".join(program.run("report", "-f", cwd=place).stdout.replace("\n#", "").split())
+    assert "10 tasks wait for asyncio.Lock in save, held by Holder" in text and "Idle besides" not in text
 
 
 def counted_waits(profile: Profile, thread: Thread) -> int:

@@ -12,14 +12,16 @@ from collections import defaultdict
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
-from typing import Final
+from typing import Any, Final
+
+from numpy.typing import NDArray
 
 from perf_offcpu import losses
 from perf_offcpu.abi.counters import TASKS, TASKS_MAGIC, VERSION
 from perf_offcpu.collect.bpf.last_tasks import LastTasks
 from perf_offcpu.collect.counters import Reading
 from perf_offcpu.collect.events.perf_event import NATIVE
-from perf_offcpu.collect.existing.maps import parse_maps, read_maps
+from perf_offcpu.collect.existing.maps import Mapping, parse_maps, read_maps
 from perf_offcpu.collect.kernel_totals.user_stacks import Unread, of_each
 from perf_offcpu.collect.python.loop_tasks import Loop, Tables, Task
 from perf_offcpu.collect.python.memory import UnreadableError, switches_of
@@ -41,22 +43,27 @@ def with_event_loops(last: LastTasks, pids: frozenset[int], unread: Unread) -> L
     """Return `last` with the payloads that describe the tasks of event loops of waiting threads. `pids`: processes that
     run CPython. `unread`: counts the loops whose tasks could not be read, or not all of them."""
     rows = [row for row in last.waiting().tolist() if int(last.tasks["pid"][row]) in pids]
-    if not rows:
-        return last
     pid, tid, since, switches = (last.tasks[name].tolist() for name in ("pid", "tid", "switch_out_ns", "nr_switches"))
-    tables_of = cache(find_tables)
+    payloads = list[bytes]()
+    for row, (count, tasks) in read_loops(last.tasks, rows, unread).items():
+        times = since[row] if count == switches[row] else 0, last.end_ns, 0
+        payloads += task_payloads((pid[row], tid[row]), times, tasks)
+    return replace(last, payloads=(*last.payloads, *payloads))
+
+
+def read_loops(threads: NDArray[Any], rows: list[int], unread: Unread) -> dict[int, tuple[int, list[Task]]]:
+    """Return row → (context switches of the thread, tasks of its event loop), of `rows` that run a loop with tasks.
+    `threads`: has the fields `pid` and `tid`. `unread`: as of `with_event_loops`."""
+    tables_of, pid, tid = cache(find_tables), threads["pid"].tolist(), threads["tid"].tolist()
 
     def read(row: int) -> tuple[int, bool, list[Task]] | None:
         tables = tables_of(pid[row])
         return read_loop(pid[row], tid[row], tables) if tables else None
 
-    answers = of_each(last.tasks, rows, read, unread, _MOST_S)
-    payloads = list[bytes]()
-    for row, (count, is_whole, tasks) in ((row, answer) for row, answer in answers.items() if answer):
-        unread.lost.add(losses.EVENT_LOOP_UNREAD, int(not is_whole))
-        times = since[row] if count == switches[row] else 0, last.end_ns, 0
-        payloads += task_payloads((pid[row], tid[row]), times, tasks) if tasks else []
-    return replace(last, payloads=(*last.payloads, *payloads))
+    answers = of_each(threads, rows, read, unread, _MOST_S) if rows else {}
+    loops = {row: answer for row, answer in answers.items() if answer}
+    unread.lost.add(losses.EVENT_LOOP_UNREAD, sum(not is_whole for _, is_whole, _ in loops.values()))
+    return {row: (count, tasks) for row, (count, _, tasks) in loops.items() if tasks}
 
 
 def find_tables(pid: int) -> Tables | None:
@@ -66,7 +73,7 @@ def find_tables(pid: int) -> Tables | None:
     mappings = parse_maps(text) if b"python3.1" in text else ()
     files = {mapping.inode: mapping for mapping in mappings if not mapping.offset and _FILES.search(mapping.name)}
     for mapping in [*files.values()][:_MOST_FILES]:
-        with os.fdopen(open_regular(f"/proc/{pid}/map_files/{mapping.start:x}-{mapping.end:x}")) as file:
+        with os.fdopen(_open_mapped(pid, mapping)) as file:
             sections = {name: find_section(file.fileno(), name) for name in (RUNTIME, _DEBUG)}
         addresses = {name: section.place_in(mapping.start, 0) for name, section in sections.items() if section}
         places |= {name: place for name, place in addresses.items() if place is not None}
@@ -77,6 +84,17 @@ def find_tables(pid: int) -> Tables | None:
         with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory, suppress(UnreadableError):  # direct: of /proc
             asyncio = OlderLoop(memory.fileno(), time.process_time() + _MOST_THREAD_S, ()).find_tasks(minor, runtime)
     return Tables(minor, runtime, asyncio, switches_of(pid, pid)[1]) if runtime and asyncio else None
+
+
+def _open_mapped(pid: int, mapping: Mapping) -> int:
+    try:
+        return open_regular(f"/proc/{pid}/map_files/{mapping.start:x}-{mapping.end:x}")
+    except PermissionError:  # these links are not for ordinary users
+        fd = open_regular(os.fsdecode(mapping.name))
+    if os.fstat(fd).st_ino != mapping.inode:
+        os.close(fd)
+        raise FileNotFoundError
+    return fd
 
 
 def read_loop(pid: int, tid: int, tables: Tables, pages: set[int] | None = None) -> tuple[int, bool, list[Task]] | None:

@@ -21,7 +21,9 @@ from perf_offcpu.collect.jvms import Jvms, jit_payloads
 from perf_offcpu.collect.kernel_totals.user_stacks import Unread
 from perf_offcpu.collect.kernel_totals.waits import sum_samples, united
 from perf_offcpu.collect.options import RecordOptions
+from perf_offcpu.collect.python.event_loops import read_loops, task_payloads
 from perf_offcpu.collect.python.functions import functions_payload
+from perf_offcpu.collect.python.loop_tasks import Task
 from perf_offcpu.collect.python.processes import PythonProcesses
 from perf_offcpu.collect.rings.pressure import Pressure
 from perf_offcpu.collect.rings.rings import Sink
@@ -74,8 +76,9 @@ class UserCollector(Closing):
         self._lost, self._samples, self._unseen = Losses(), 0, Counter(0)
         self._pythons = PythonProcesses(self._lost)
         self.jvms = Jvms(say, self._lost, self._recorded, None, asks=options.asks_jvms, says_ended=True, apart_ns=1)
-        self._locks: AwaitedLocks = {}
-        self._locks_ns = 0  # time before which a wait must have begun to be for one of them
+        self._locks: AwaitedLocks = {}  # of JVMs
+        self._loops = dict[int, list[Task]]()  # thread that runs an event loop of asyncio → its tasks
+        self._read_ns = 0  # time before which a wait must have begun to be for one of these
         followers = self._pythons, self.jvms
         self._side_band = SideBand(self.build_ids, self.known_kernel, self.unread.lost, followers)
         self._tasks, self._budgets = tasks, Budgets(tasks)
@@ -134,11 +137,25 @@ class UserCollector(Closing):
     def _recorded(self) -> set[int]:
         return {*self._switches.last["pid"].tolist()}
 
-    def read_java_locks(self) -> None:
-        """Read the locks for which threads of JVMs wait, before `end`; looks at threads go on meanwhile."""
-        pids = {sleeper.pid for sleeper in self._sleepers()}
-        self._locks_ns = now_ns()
-        self._locks = stepping_until(in_background(lambda: self.jvms.awaited_locks(pids)), self.look)
+    def read_waiting(self) -> None:
+        """Read the locks for which threads of JVMs wait, and tasks of event loops, before `end`; looks at threads go on
+        meanwhile."""
+        sleepers = self._switches.off_cpu()
+        rows = np.flatnonzero(np.isin(sleepers["pid"], [*self._pythons.pids])).tolist()
+        self._read_ns = now_ns()
+        locks = in_background(lambda: self.jvms.awaited_locks({*sleepers["pid"].tolist()}))
+        self._locks = stepping_until(locks, self.look)
+        loops = stepping_until(in_background(lambda: read_loops(sleepers, rows, self.unread)), self.look)
+        self._loops = {int(sleepers["tid"][row]): tasks for row, (_, tasks) in loops.items()}
+
+    def _loop_payloads(self, last: NDArray[Any]) -> list[bytes]:
+        """Return payloads that describe the tasks of event loops. `last`: the waits that have not ended."""
+        payloads, waits = list[bytes](), {int(wait["tid"]): wait for wait in last}
+        for tid, tasks in self._loops.items():
+            if (wait := waits.get(tid)) is not None:
+                begin_ns = int(wait["begin"]) if wait["begin"] < self._read_ns else 0
+                payloads += task_payloads((int(wait["pid"]), tid), (begin_ns, self.span.end_ns, 0), tasks)
+        return payloads
 
     def _with_java_locks(self, last: NDArray[Any], looks: list[Look | None]) -> list[bytes]:
         """Replace the objects in looks at threads that wait for a lock of a JVM; return payloads that describe these. A
@@ -146,7 +163,7 @@ class UserCollector(Closing):
         is no timeout of the program."""
         locks = {tid: (pid, lock) for pid in self._locks for tid, lock in outer_locks(pid, self._locks[pid]).items()}
         objects = dict[int, Described]()
-        for row in np.flatnonzero(np.isin(last["tid"], list(locks)) & (last["begin"] < self._locks_ns)).tolist():
+        for row in np.flatnonzero(np.isin(last["tid"], list(locks)) & (last["begin"] < self._read_ns)).tolist():
             pid, lock = locks[int(last["tid"][row])]
             if look := looks[row]:
                 described = describe_java_lock(pid, lock)
@@ -164,7 +181,7 @@ class UserCollector(Closing):
         self._write_intervals(self._switches.take(1 << 62), sink)
         last = self._switches.unfinished(end_ns)
         looks = [self._reader.take(wait) for wait in last]
-        payloads = self._with_java_locks(last, looks)
+        payloads = self._with_java_locks(last, looks) + self._loop_payloads(last)
         payloads += [payload for pid, text in self.jvms.maps.items() for payload in jit_payloads(pid, text)]
         for payload in payloads:
             sink.append(account_sample(self.counters_event, payload, end_ns))
