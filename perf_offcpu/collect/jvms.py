@@ -24,7 +24,7 @@ from perf_offcpu.collect.wait_objects.owners import AwaitedLocks
 from perf_offcpu.losses import Losses
 from perf_offcpu.text import printable
 
-_FIRST_S, _LONGER, _LONGEST_S = 2.0, 4.0, 3600.0
+_FIRST_S, _LONGER, _LONGEST_S = 1.0, 2.0, 3600.0
 _MOST_JVMS: Final = 256
 _AT_ONCE: Final = 16
 _MOST_S: Final = 3.0  # time of _AT_ONCE together; one takes some 0.1 s
@@ -138,7 +138,8 @@ class Jvms(MappingFollower):
         if len(answer) + others > _MOST_KEPT:
             answer = b"!the maps of others take all room"
         if answer and not answer.startswith(b"!"):
-            self.maps[pid] = b":apart %d\n%b" % (self._apart_ns.get(pid, 0), answer)
+            older = lines_dropped(self.maps.get(pid, b""), answer, _MOST_KEPT - others - len(answer))
+            self.maps[pid] = b":apart %d\n%b%b" % (self._apart_ns.get(pid, 0), older, answer)
         elif pid in self._due and pid not in self.maps and pid not in self._refused:
             self._refused.add(pid)
             self._lost.add(losses.JVM_UNASKED)
@@ -162,6 +163,16 @@ def jit_payloads(pid: int, text: bytes) -> Iterator[bytes]:
             values = {"magic": JIT_MAP_MAGIC, "version": VERSION, "reserved": 0, "pid": pid, "text": text[begin:end]}
             yield JIT_MAP.pack(values, NATIVE)
         begin = end
+
+
+def lines_dropped(before: bytes, now: bytes, most: int) -> bytes:
+    """Return lines of an older map of a JVM that a newer one lacks, `most` bytes or nothing: code that was compiled
+    again meanwhile, in which waits were. Readers let later lines replace earlier ones, as memory of code is reused."""
+    kept = {*now.splitlines()}
+    starts = {line.partition(b" ")[0] for line in kept}
+    lines = [line for line in before.splitlines() if line not in kept and not line.startswith(b":apart")]
+    dropped = [line + b"\n" for line in lines if not (line.startswith(b":frame") and line.split()[1] in starts)]
+    return b"".join(dropped) if sum(map(len, dropped)) <= most else b""
 
 
 def _ask_one(pid: int) -> bytes:

@@ -5,6 +5,7 @@ import itertools
 import mmap
 import os
 import random
+import re
 import struct
 import sys
 import time
@@ -30,6 +31,7 @@ from perf_offcpu.collect.task_readings import TaskReadings
 from perf_offcpu.decode.account import read_loop_tasks
 from perf_offcpu.errors import LayoutError
 from perf_offcpu.losses import JVM_UNASKED, Losses
+from perf_offcpu.objects.perf_map import parse_perf_map
 
 SIZE = 16384
 VICTIM = """
@@ -240,6 +242,25 @@ def test_maps_are_written_in_whole_lines() -> None:
     text = b"".join(b"%x 10 void a.B.method%d(int)\n" % (4096 + 16 * number, number) for number in range(5000))
     parts = [bytes(JIT_MAP.unpack(part, NATIVE)["text"]).rstrip(b"\0") for part in jit_payloads(7, text)]
     assert b"".join(parts) == text and all(part.endswith(b"\n") for part in parts) and len(parts) > 2
+
+
+def test_code_that_a_jvm_has_compiled_again_keeps_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where memory is used again, the last name holds."""
+    pid = os.getpid()
+    answers = {pid: b"1000 10 a\n2000 10 b\n4000 10 e\n:frame 1000 20 4\n:frame 4000 30 4\n:frame 2000 40 4\n"}
+    follower = asked(monkeypatch, answers, [], Losses())
+    answers[pid] = b"1000 10 a\n2000 8 c\n3000 10 d\n:frame 1000 50 4\n:frame 2000 60 4\n"
+    follower.ask_all()
+    text = follower.maps[pid]
+    table = parse_perf_map(text)
+    names = {int(table.start[row]): table.name(row) for row in range(len(table.start))}
+    assert names == {0x1000: "a", 0x2000: "c", 0x3000: "d", 0x4000: "e"}
+    frames = dict(re.findall(rb"(?m)^:frame (\w+) (\w+)", text))
+    assert frames == {b"1000": b"50", b"2000": b"60", b"4000": b"30"} and text.count(b":apart") == 1
+    monkeypatch.setattr(jvms, "_MOST_KEPT", 3 * len(answers[pid]) // 2)
+    answers[pid] = b"5000 10 f\n" * 5
+    follower.ask_all()
+    assert b" a\n" not in follower.maps[pid]
 
 
 def test_all_maps_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
