@@ -50,16 +50,16 @@ _IDS = {"stacks": "stack_id", "frames": "frame_id"}
 
 @mutable
 class Compacted:
-    """Counts folders, files, rows and bytes that a compaction merged."""
+    """Counts of what a compaction merged."""
 
-    hours: int = 0  # partitions of all tables
-    files: int = 0  # that were merged
-    rows: int = 0  # in them
-    bytes_before: int = 0
-    bytes_after: int = 0
+    hours: int = 0  # partitions, of all tables
+    files: int = 0  # files that were merged
+    rows: int = 0  # rows of these files
+    bytes_before: int = 0  # size of these files
+    bytes_after: int = 0  # size of the files written
 
     def add(self, other: "Compacted") -> None:
-        """Add the counts of another folder."""
+        """Add the counts of another compaction."""
         for name in ("hours", "files", "rows", "bytes_before", "bytes_after"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
@@ -72,8 +72,8 @@ class _Input:
 
 
 def compact(dataset: Dataset, before_ns: int) -> Iterator[tuple[str, Compacted | Exception]]:
-    """Merge the files of hours that ended before a time, ns since 1970, UTC; one process at a time. Yield (folder,
-    counts or an exception) for each partition with several files. Raise PerfOffcpuError if another process compacts."""
+    """Merge the files of hours that ended by `before_ns` (ns since 1970, UTC). Yield (folder, counts or the exception
+    that stopped it) for each partition with several files. Raise PerfOffcpuError if another process compacts."""
     with dataset.store.locked():
         for table in TABLES:
             for folder in _folders_before(dataset, table, before_ns):
@@ -86,12 +86,12 @@ def compact(dataset: Dataset, before_ns: int) -> Iterator[tuple[str, Compacted |
 
 
 def _folders_before(dataset: Dataset, table: str, before_ns: int) -> Iterator[str]:
-    """Yield the partitions of the hours that ended at a time or before."""
+    """Yield the folders of a table's hours that ended by `before_ns` (ns since 1970, UTC)."""
     return (folder for hour, folder in dataset.folders(table, None, before_ns) if (hour + 1) * HOUR_NS <= before_ns)
 
 
 def _complete(dataset: Dataset, folder: str) -> None:
-    """Complete or undo an interrupted compaction of a partition."""
+    """Complete an interrupted compaction of a folder if its merged file is there, else undo it."""
     store = dataset.store
     names = store.names(folder)
     store.sweep(folder)
@@ -104,7 +104,7 @@ def _complete(dataset: Dataset, folder: str) -> None:
 
 
 def _compact_folder(dataset: Dataset, table: str, folder: str) -> Compacted | None:
-    """Merge the files of one partition; return None if there is one file at most."""
+    """Merge the files of one folder; return None if there are fewer than two."""
     names = dataset.store.names(folder)
     files = list(data_files(names))
     if len(files) < 2:
@@ -114,8 +114,9 @@ def _compact_folder(dataset: Dataset, table: str, folder: str) -> Compacted | No
 
 
 def compact_host(dataset: Dataset, hour: int, host_id: str, boot_id: str) -> Compacted:
-    """Merge the files that a host wrote into an hour, since 1970, in one boot. The note is removed, so the segments
-    must not be delivered again. Raise PerfOffcpuError if another process compacts, or a file is damaged."""
+    """Merge the files that a host wrote in one boot into an hour (number since 1970). No note of the merged segments is
+    kept, so they must not be delivered again. Raise PerfOffcpuError if another process compacts, or a file is
+    damaged."""
     is_own, total = segments_of(host_id, boot_id).fullmatch, Compacted()
     with dataset.store.locked():
         for table in TABLES:
@@ -128,7 +129,8 @@ def compact_host(dataset: Dataset, hour: int, host_id: str, boot_id: str) -> Com
 
 
 def _merge(dataset: Dataset, table: str, folder: str, files: list[str], segments: set[str]) -> Compacted:
-    """Merge files of a partition. `segments`: names of all segments in the result, also of those merged before."""
+    """Merge `files` of a folder into one. `segments`: names of all segment files in the result, also of those that a
+    file in `files` was merged from."""
     store = dataset.store
     before = [file for file in files if COMPACTED.fullmatch(file)]
     compacted, done = compacted_name(sorted(segments)), Compacted(1, len(files))
@@ -166,7 +168,8 @@ def _input(table: str, name: str, parquet: Any, done: Compacted) -> _Input:
 
 
 def _read(dataset: Dataset, table: str, folder: str, name: str) -> Iterator[Any]:
-    """Yield a file's row groups as pyarrow tables of the table's columns, texts as dictionaries; or PerfOffcpuError."""
+    """Yield the row groups of a file as pyarrow tables of the schema's columns, texts dictionary-encoded; raise
+    PerfOffcpuError if the file is damaged."""
     schema = arrow_schema(table, dictionaries=True)
     texts = [column.name for column in TABLES[table] if column.type == "string"]
     shown = dataset.store.path(f"{folder}/{name}")
@@ -198,7 +201,8 @@ def _by_host(dataset: Dataset, table: str, folder: str, inputs: list[_Input]) ->
 
 
 def _hosts(dataset: Dataset, table: str, folder: str, part: _Input) -> Iterator[tuple[str, Any]]:
-    """Yield (host, its rows) of a compacted file, in order of the file; a host may come twice, with other rows."""
+    """Yield (host_id, its rows as a pyarrow table) of a compacted file, ascending; a host can come several times, each
+    time with further rows."""
     pc = imported("pyarrow.compute")
     for rows in _read(dataset, table, folder, part.name):
         ends = pc.run_end_encode(rows["host_id"].combine_chunks().cast("string"))
@@ -209,18 +213,19 @@ def _hosts(dataset: Dataset, table: str, folder: str, part: _Input) -> Iterator[
 
 
 def _distinct(dataset: Dataset, table: str, folder: str, inputs: list[_Input]) -> Iterator[Any]:
+    """Yield pyarrow tables of the rows of `stacks` or `frames` files with the first row of each id."""
     seen: set[int] = set()
     for part in inputs:
         for rows in _read(dataset, table, folder, part.name):
             ids = rows[_IDS[table]].to_pylist()
-            new = {id_: place for place, id_ in reversed([*enumerate(ids)]) if id_ not in seen}
+            new = {id_: row for row, id_ in reversed([*enumerate(ids)]) if id_ not in seen}
             seen |= new.keys()
             if new:
                 yield rows.take(sorted(new.values()))
 
 
 def _write(table: str, out: IO[bytes], tables: Iterator[Any]) -> int:
-    """Write tables as row groups of ROW_GROUP rows; return the number of rows."""
+    """Write pyarrow tables to a Parquet file, in row groups of ROW_GROUP rows; return the number of rows."""
     pa, parquet, written = imported("pyarrow"), None, 0
     waiting: list[Any] = []
 
@@ -250,14 +255,15 @@ _ORDER = ("samples", "budgets", "losses", "gaps", "hosts", "stacks", "frames")
 
 @mutable
 class Expired:
-    """Counts hours and files that `expire` removed."""
+    """Counts of what `expire` removed."""
 
-    hours: int = 0  # partitions of the samples
-    files: int = 0  # of all tables
+    hours: int = 0  # folders of table `samples`
+    files: int = 0  # files of all tables
 
 
 def expire(dataset: Dataset, before_ns: int) -> Expired:
-    """Remove the hours that ended by `before_ns` (since 1970, UTC); PerfOffcpuError if another process has the lock."""
+    """Remove the files of hours that ended by `before_ns` (ns since 1970, UTC); raise PerfOffcpuError if another
+    process has the lock."""
     done, store = Expired(), dataset.store
     with store.locked():
         for table in _ORDER:
@@ -278,19 +284,19 @@ _OWN_NS = (SETTLED_S - 600) * 10**9
 
 @mutable
 class Upkeep:
-    """Keeps a writer's own files few and the dataset bounded, without a scan of all files: as the first segment of an
-    hour is written, merges the files of its host of the hour before, and removes hours past their age (`keep_ns`; 0
-    never). It merges no files of others, so that writers need not know of each other, also in a store without locks."""
+    """Maintenance of a dataset by one of its writers, when its first segment of an hour is written: merges the files of
+    its host of the hour before, and removes hours older than `keep_ns`. It merges no files of other hosts, so that
+    writers need not know of each other, also in a store without locks."""
 
-    keep_ns: int = 0
-    hour: int = -1  # the newest one, since 1970, after whose begin there was upkeep
+    keep_ns: int = 0  # 0: hours are never removed
+    hour: int = -1  # the newest hour (number since 1970) for which maintenance was done; -1 none
 
     def after(
         self, dataset: Dataset, host: tuple[str, str], begin_ns: int, now_ns: int
     ) -> tuple[Compacted, Expired] | None:
-        """Merge and expire files after a segment of `host` (host_id, boot_id) that begins at `begin_ns` was written;
-        return the counts, None if no new hour began. Times are ns since 1970, UTC. Raise PerfOffcpuError
-        or OSError on failure; the next segment retries."""
+        """Merge and expire files after a segment of `host` (host_id, boot_id) that begins at `begin_ns` was written.
+        Return the counts, None if no new hour began. Times are ns since 1970, UTC. Raise PerfOffcpuError or OSError on
+        failure; the call for the next segment retries."""
         hour = begin_ns // HOUR_NS
         if hour <= self.hour:
             return None

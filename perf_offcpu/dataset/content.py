@@ -26,7 +26,7 @@ _SIZE = 8
 
 
 def content_id(data: bytes) -> int:
-    """Return a 64-bit hash of some bytes, never 0, the id of a stack or frame."""
+    """Hash the content of a stack or frame to its id, a signed 64-bit integer that is never 0."""
     digest = hashlib.blake2b(data, digest_size=_SIZE).digest()
     return int.from_bytes(digest, "little", signed=True) or 1
 
@@ -35,14 +35,15 @@ def content_id(data: bytes) -> int:
 class Content:
     """Distinct stacks and frames of a profile's samples, with ids made from their content."""
 
-    stack_of: I64  # int64[stacks of the profile + 1], stack id, 0 if no sample has the stack; the last, row -1, is 0
+    stack_of: I64  # stack id by row of profile.stacks, 0 if no sample has the stack; one more row, -1: 0
     stack_ids: I64  # int64[s], ascending
-    offsets: I64  # int64[s + 1], where the frames of each stack begin in frame_ids
+    offsets: I64  # int64[s + 1], index in frame_ids at which each stack begins
     frame_ids: I64  # ids of the frames of all stacks, each stack leaf first
-    frames: dict[str, Any]  # columns of the table, ascending by id
+    frames: dict[str, Any]  # columns of table `frames`, ascending by frame_id
 
     def of_stacks(self, ids: I64) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the columns of `stacks` and of `frames` for the stacks `ids`, in any order; 0 (no stack) adds none."""
+        """Return the columns of tables `stacks` and `frames` for the stack ids `ids`, in any order; id 0 is no
+        stack."""
         import pyarrow as pa
 
         ids = distinct(ids)
@@ -58,14 +59,14 @@ class Content:
 
 
 def taken(column: Any, rows: I64 | Bool | slice) -> Any:
-    """Return `rows` of a column of a table: a Texts, an array, or a tuple (array, mask)."""
+    """Return the chosen rows of a column: of a Texts, an array, or a tuple (array, mask)."""
     if isinstance(column, Texts):
         return Texts(column.texts, column.codes[rows])
     return tuple(part[rows] for part in column) if isinstance(column, tuple) else column[rows]
 
 
 def content_of(profile: Profile) -> Content:
-    """Return the stacks and frames of the samples of a profile."""
+    """Return the distinct stacks (also of wakers) and frames of a profile's samples, with their ids."""
     stacks, samples = profile.stacks, profile.samples
     nodes = distinct(np.concatenate([samples.stack, samples.waker_stack]))
     nodes = nodes[nodes >= 0].astype(np.int64)
@@ -87,7 +88,7 @@ def content_of(profile: Profile) -> Content:
 
 
 def _frames(profile: Profile, rows: I64) -> tuple[I64, dict[str, Any]]:
-    """Return the id of each frame (int64[frames], 0 for frames not in `rows`), and the columns of table `frames`."""
+    """Return the id of each frame of the profile (0 if not in `rows`), and the columns of table `frames` for `rows`."""
     frames = profile.frames.take(rows)
     dsos, of_dso = np.unique(frames.dso, return_inverse=True)
     build_ids = merged([profile.build_id(dso) for dso in dsos.tolist()], of_dso.astype(np.int64))
@@ -114,6 +115,7 @@ def _frames(profile: Profile, rows: I64) -> tuple[I64, dict[str, Any]]:
 
 
 def _ids(columns: dict[str, Any]) -> list[int]:
+    """Hash each row of table `frames` to its id."""
     texts = [
         [values.texts[code] for code in values.codes.tolist()]
         if isinstance(values := columns[column.name], Texts)

@@ -33,7 +33,8 @@ _LONGEST = 60
 
 
 def folder_of(hour: int) -> str:
-    """Return the partitions of an hour, counted from 1970, UTC: `date=2026-11-22/hour=14`; or PerfOffcpuError."""
+    """Return the folder of an hour (number since 1970, UTC), `date=2026-11-22/hour=14`; raise PerfOffcpuError after
+    2199."""
     if not 0 <= hour < _LAST_HOUR:
         raise PerfOffcpuError("times are not between 1970 and 2200: the recording's clocks are damaged")
     time = _EPOCH + datetime.timedelta(hours=hour)
@@ -41,7 +42,7 @@ def folder_of(hour: int) -> str:
 
 
 def hour_of_folder(date: str, hour: str) -> int | None:
-    """Return the hour of `date=…` and `hour=…` folders, counted from 1970; None for other names."""
+    """Return the number since 1970 of the hour that folders `date=…` and `hour=…` name; None for other names."""
     match = _PARTITIONS.fullmatch(f"{date}/{hour}")
     try:
         time = match and datetime.datetime.fromisoformat(match[1]) + datetime.timedelta(hours=int(match[2]))
@@ -52,12 +53,12 @@ def hour_of_folder(date: str, hour: str) -> int | None:
 
 
 def segment_name(host_id: str, boot_id: str, begin_ns: int, end_ns: int) -> str:
-    """Return the file name of a segment: the same for the same host, boot and time."""
+    """Return the file name of a segment, which depends on host, boot and time (ns since 1970) alone."""
     return f"{plain_name(host_id)}-{begin_ns}-{end_ns}-{_boot_digest(host_id, boot_id)}{SUFFIX}"
 
 
 def segments_of(host_id: str, boot_id: str) -> re.Pattern[str]:
-    """Return the pattern of the file names of the segments of a host in one boot."""
+    """Return a pattern that matches the file names of a host's segments of one boot."""
     digest = _boot_digest(host_id, boot_id)
     return re.compile(rf"{re.escape(plain_name(host_id))}-\d+-\d+-{digest}{re.escape(SUFFIX)}", re.ASCII)
 
@@ -67,23 +68,23 @@ def _boot_digest(host_id: str, boot_id: str) -> str:
 
 
 def plain_name(text: str) -> str:
-    """Return a text as a part of a file name: letters, digits, dots and dashes; "host" if nothing is left."""
+    """Reduce a text to letters, digits, dots and dashes, as a part of a file name; "host" if nothing is left."""
     return _UNUSUAL.sub("-", text).strip(".-")[:_LONGEST] or "host"
 
 
 def compacted_name(segments: list[str]) -> str:
-    """Return the file name for several segments in one: the same for the same segments."""
+    """Return the name of the file into which segments are merged; it depends on their names alone."""
     digest = hashlib.blake2b("\n".join(sorted(segments)).encode(), digest_size=8).hexdigest()
     return f"compacted-{digest}{SUFFIX}"
 
 
 def note_name(compacted: str) -> str:
-    """Return the name of the note that lists the files in a compacted file; queries do not see it."""
+    """Return the name of the note that lists the files merged into `compacted`; query engines skip it."""
     return f"_{compacted.removesuffix(SUFFIX)}{_NOTE}"
 
 
 def notes(names: list[str]) -> Iterator[tuple[str, str]]:
-    """Return (note, compacted file) for each note among the names of a folder."""
+    """Yield (note, compacted file) for each note among the names of a folder."""
     for name in names:
         compacted = name.removeprefix("_").removesuffix(_NOTE) + SUFFIX
         if COMPACTED.fullmatch(compacted) and name == note_name(compacted):
@@ -91,21 +92,21 @@ def notes(names: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def note_of(files: Iterable[str]) -> bytes:
-    """Return the content of a note that lists these files."""
+    """Return the content of a note that lists `files`: compressed JSON."""
     return zlib.compress(json.dumps({"files": sorted(files)}).encode())
 
 
 def files_of_note(note: bytes) -> list[str]:
-    """Return the files that a note lists; raise ValueError if it is damaged."""
+    """Return the names of the files that a note lists; raise ValueError if it is damaged."""
     try:
         text = zlib.decompressobj().decompress(note, _LONGEST_NOTE)
         return [str(name) for name in json.loads(text)["files"]]
-    except (zlib.error, KeyError, TypeError) as problem:
+    except (zlib.error, KeyError, TypeError, RecursionError) as problem:
         raise ValueError(str(problem)) from None
 
 
 def data_files(names: list[str]) -> Iterator[str]:
-    """Return the names of Parquet files among the names of a folder."""
+    """Return the names of visible Parquet files among the names of a folder."""
     return (name for name in names if name.endswith(SUFFIX) and name[0] not in "._")
 
 
@@ -115,7 +116,7 @@ _PATTERN = re.compile(r"[*?\[\]{}\\]")
 
 @frozen
 class Dataset:
-    """Finds the files of a dataset: each table is a folder of `store`, with a folder for each hour."""
+    """Files of a dataset: each table is a folder of `store`, with a folder for each hour."""
 
     store: Store
 
@@ -125,7 +126,8 @@ class Dataset:
         return self.store.url
 
     def folders(self, table: str, begin_ns: int | None = None, end_ns: int | None = None) -> Iterator[tuple[int, str]]:
-        """Yield (hour since 1970, folder) of partitions of a table that overlap [begin_ns, end_ns), UTC, by time."""
+        """Yield (hour since 1970, folder) for a table's hours that overlap [begin_ns, end_ns) (ns since 1970, UTC;
+        None: open), in order of time."""
         first = 0 if begin_ns is None else begin_ns // HOUR_NS
         last = _LAST_HOUR if end_ns is None else (end_ns - 1) // HOUR_NS
         for date in self.store.names(table):
@@ -138,9 +140,9 @@ class Dataset:
                     yield hour, f"{table}/{date}/{name}"
 
     def files(self, table: str, begin_ns: int | None = None, end_ns: int | None = None) -> list[str]:
-        """Return the paths or URLs of the Parquet files of a table, none of which repeats rows of another. Compaction
-        may remove a listed file before it is opened: then list again. Times are those of `folders`; rows of the first
-        and last hour may lie outside. Raise PerfOffcpuError if a path has a character of patterns."""
+        """Return the paths or URLs of a table's Parquet files of the hours that overlap [begin_ns, end_ns), without
+        files whose rows are in another one. Compaction may remove a listed file before it is opened: then list again.
+        Raise PerfOffcpuError if a path has a character that query engines expand."""
         assert table in TABLES, table
         paths = [
             self.store.path(f"{folder}/{name}")
@@ -152,18 +154,19 @@ class Dataset:
         return paths
 
     def live(self, folder: str) -> list[str]:
-        """Return the names of the files of a partition, without files that are in a compacted one."""
+        """Return the names of the Parquet files of a folder, without files whose rows are in a compacted one."""
         names = self.store.names(folder)
         files = list(data_files(names))
         held = self.held(folder, files, names) if len(files) > 1 else set()
         return [file for file in files if file not in held]
 
     def held(self, folder: str, files: Iterable[str], names: list[str]) -> set[str]:
-        """Return the names of files whose rows are in a compacted file of `files`. `names`: all in the folder."""
+        """Return the names of files that were merged into a compacted file among `files`. `names`: all in the
+        folder."""
         return {name for file in filter(COMPACTED.fullmatch, files) for name in self.held_by(folder, file, names)}
 
     def held_by(self, folder: str, compacted: str, names: list[str]) -> list[str]:
-        """Return the names of files whose rows are in file `compacted`, by its note. `names`: all in the folder."""
+        """Read the note of file `compacted`: return the names of files merged into it. `names`: all in the folder."""
         note = note_name(compacted)
         if note not in names:
             return []
@@ -175,12 +178,13 @@ class Dataset:
             raise PerfOffcpuError(f"{self.store.path(path)}: is damaged") from None
 
     def is_compacted(self, folder: str, name: str) -> bool:
-        """Return whether a compacted file holds the rows of a file."""
+        """Return True if file `name` of a folder was merged into a compacted file."""
         names = self.store.names(folder)
         return name in self.held(folder, names, names)
 
 
 def open_dataset(url: str, *, make: bool = False) -> Dataset:
-    """Open a dataset by path or URL (s3://…, gs://…, abfs://…); UsageError if a local one is missing, unless `make`."""
+    """Open a dataset by path or URL (s3://…, gs://…, abfs://…). A missing local one is made by `make`, else
+    UsageError."""
     imported("pyarrow")  # now: an agent that cannot write has recorded for nothing
     return Dataset(open_store(url, make=make))

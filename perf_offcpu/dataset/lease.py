@@ -32,17 +32,16 @@ class LeaseTakenError(UsageError):
 
 
 class Lease:
-    """Lease of a dataset for an agent of the host. `holder`: text that is equal after a restart of the agent, and
-    differs between agents of the host; `place`: where it runs, for the sentence that refuses others. Methods raise
-    PerfOffcpuError or OSError where the store cannot be read or written."""
+    """Lease of a dataset for an agent of the host. `holder`: identity of the agent, the same after a restart; `spool`:
+    its directory, for the message to other agents. Methods raise PerfOffcpuError or OSError where the store fails."""
 
-    def __init__(self, store: Store, host_id: str, boot_id: str, holder: str, place: str) -> None:
-        self._store, self._holder, self._place = store, holder, place
+    def __init__(self, store: Store, host_id: str, boot_id: str, holder: str, spool: str) -> None:
+        self._store, self._holder, self._spool = store, holder, spool
         self._host, self._name = plain_name(host_id), f"{plain_name(host_id)}-{plain_name(boot_id)}.json"
         self._path = f"{_FOLDER}/{self._name}"
 
     def renew(self, *, take_over: bool = False) -> None:
-        """Write the lease again, or take it if it is free, void, or by `take_over`; else raise LeaseTakenError."""
+        """Renew the own lease, or take it if it is free or void, or with `take_over`; else raise LeaseTakenError."""
         held = self._read(self._path)
         if held is None:
             self._sweep()
@@ -60,16 +59,16 @@ class Lease:
         put(self._store, self._path, self._text())
 
     def release(self) -> None:
-        """Remove the lease, unless another agent has taken it."""
+        """Remove the lease if it is still the own one."""
         if (self._read(self._path) or {}).get("holder") == self._holder:
             self._store.remove(self._path)
 
     def _text(self) -> bytes:
-        fields = {"holder": self._holder, "pid": os.getpid(), "spool": self._place}
+        fields = {"holder": self._holder, "pid": os.getpid(), "spool": self._spool}
         return json.dumps(fields | {"renewed_ns": time.monotonic_ns(), "utc_s": int(time.time())}).encode()
 
     def _read(self, path: str) -> dict[str, Any] | None:
-        """Return the fields of a lease; none of a damaged one, which is void; None if there is none."""
+        """Return the fields of a lease, {} if it is damaged (then it is void), None if there is no lease."""
         try:
             with self._store.reader(path) as file:
                 held = json.loads(file.read(_LONGEST))
@@ -77,11 +76,11 @@ class Lease:
             return None
         except (ValueError, RecursionError):
             return {}
-        is_whole = isinstance(held, dict) and all(type(held.get(key)) is int for key in ("renewed_ns", "utc_s"))
-        return held if is_whole else {}
+        times = [held.get(key) for key in ("renewed_ns", "utc_s")] if isinstance(held, dict) else [None]
+        return held if all(type(time) is int and 0 <= time < 1 << 63 for time in times) else {}
 
     def _sweep(self) -> None:
-        """Remove leases that agents of this host left in earlier boots."""
+        """Remove leases of earlier boots of this host that were not renewed for a day."""
         for name in self._store.names(_FOLDER):
             if name.startswith(f"{self._host}-") and name != self._name:
                 with contextlib.suppress(OSError, PerfOffcpuError):

@@ -40,7 +40,7 @@ ColumnData = Texts | NDArray[Any] | tuple[NDArray[Any], Bool] | Any
 
 
 def arrow_schema(table: str, *, dictionaries: bool = False) -> Any:
-    """Return the pyarrow schema of a table. `dictionaries`: texts are dictionaries."""
+    """Return the pyarrow schema of a table; `dictionaries`: with dictionary-encoded texts."""
     pa = imported("pyarrow")
     types = {
         "string": pa.dictionary(pa.int32(), pa.string()) if dictionaries else pa.string(),
@@ -55,7 +55,7 @@ def arrow_schema(table: str, *, dictionaries: bool = False) -> Any:
 
 
 def arrow_table(table: str, columns: Mapping[str, ColumnData]) -> Any:
-    """Return a pyarrow table of all columns of a table; texts stay dictionaries."""
+    """Return the columns of a table of the dataset as a pyarrow table; a Texts becomes a dictionary-encoded column."""
     pa, schema = imported("pyarrow"), arrow_schema(table)
     arrays = [_array(pa, columns[field.name], field.type) for field in schema]
     fields = [field.with_type(array.type) for field, array in zip(schema, arrays, strict=True)]
@@ -72,7 +72,7 @@ def _array(pa: Any, data: ColumnData, type_: Any) -> Any:
 
 
 def writer(table: str, file: Any, schema: Any) -> Any:
-    """Return a pyarrow.parquet.ParquetWriter for tables with this schema: `arrow_schema`, or with dictionaries."""
+    """Return a ParquetWriter of rows of a table into `file`; `schema`: the pyarrow schema of these rows."""
     names = [column.name for column in TABLES[table]]
     paths = {name: name for name in names} | {"frame_ids": "frame_ids.list.element"}  # inside Parquet's schema
     made = imported("pyarrow.parquet").ParquetWriter(
@@ -90,7 +90,7 @@ def writer(table: str, file: Any, schema: Any) -> Any:
 
 
 def to_parquet(table: str, columns: Mapping[str, ColumnData]) -> Any:
-    """Return the Parquet file of a table's columns, as a pyarrow buffer."""
+    """Encode the columns of a table as a Parquet file, in a pyarrow buffer."""
     pa = imported("pyarrow")
     rows, sink = arrow_table(table, columns), pa.BufferOutputStream()
     with writer(table, sink, rows.schema) as out:
@@ -99,15 +99,17 @@ def to_parquet(table: str, columns: Mapping[str, ColumnData]) -> Any:
 
 
 def check_version(file: Any, shown: str) -> None:
-    """Raise PerfOffcpuError for a file that is damaged or names another version of the tables. A file without a version
-    is accepted, since another program may have rewritten it: `fleet.tables` checks its columns."""
+    """Raise PerfOffcpuError, which names the file as `shown`, if it is damaged or of another version of the schema. A
+    file without a version is accepted, since another program may have rewritten it: `fleet.tables` checks its
+    columns."""
     version = _version_of(_opened(file, shown))
     if version not in ("", str(VERSION)):
         raise PerfOffcpuError(wrong_version(shown, version))
 
 
 def open_parquet(file: Any, shown: str, dictionaries: Sequence[str] = ()) -> Any:
-    """Return a ParquetFile of a dataset, the named columns of texts as dictionaries; or raise PerfOffcpuError."""
+    """Open a Parquet file of this version of the schema as a ParquetFile; columns in `dictionaries` stay encoded. Raise
+    PerfOffcpuError, which names it as `shown`, for other files, and for row groups too large for memory."""
     opened = _opened(file, shown, dictionaries)
     version = _version_of(opened)
     if version != str(VERSION):
@@ -126,7 +128,8 @@ def _opened(file: Any, shown: str, dictionaries: Sequence[str] = ()) -> Any:
 
 @contextlib.contextmanager
 def refused(shown: str) -> Iterator[None]:
-    """Turn pyarrow's exceptions about a file (damage, wrong columns, nulls) into a PerfOffcpuError of one sentence."""
+    """Turn pyarrow's exceptions in the `with` block (damage, wrong columns, nulls) into one PerfOffcpuError, which
+    names the file as `shown`."""
     try:
         yield
     except (imported("pyarrow").ArrowException, ValueError, KeyError) as problem:
@@ -140,6 +143,6 @@ def _version_of(schema: Any) -> str:
 
 
 def wrong_version(shown: str, version: str) -> str:
-    """Return the sentence about a file with another version of the tables; `version` is "" if it has no version."""
+    """Return the message on a file, named as `shown`, with another version of the schema ("" if it has none)."""
     text = f"has version {version!r} of the tables" if version else "was not written by perf-offcpu"
     return f"{shown}: it {text}, and this program reads version {VERSION}"

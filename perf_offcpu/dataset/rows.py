@@ -27,7 +27,7 @@ _CLOCK_SLACK_NS = 60 * 10**9
 
 
 class ContainerNames(NamedTuple):
-    """Names of a container, "" for what is not known."""
+    """Names of a container; "" if not known."""
 
     pod: str = ""
     namespace: str = ""
@@ -37,7 +37,7 @@ class ContainerNames(NamedTuple):
 
 @frozen
 class Host:
-    """Identifies and describes a host from one boot to the next."""
+    """Identity and facts of a host from one boot to the next."""
 
     host_id: str  # /etc/machine-id, or the host name
     boot_id: str = ""  # /proc/sys/kernel/random/boot_id; "" unknown
@@ -56,7 +56,7 @@ def host_of(
     boot_id: str = "",
     containers: Mapping[str, ContainerNames] | None = None,
 ) -> Host:
-    """Return the host of a recording; its id is `host_id`, else its name. Raise UsageError if both are empty."""
+    """Return the host of a recording; its id is `host_id` or else its name. Raise UsageError if it has neither."""
     meta, name = profile.meta, printable(profile.meta.hostname)
     if not (host_id or name):
         raise UsageError(f"{meta.source}: it does not say of which host it is")
@@ -66,7 +66,7 @@ def host_of(
 
 @frozen
 class Span:
-    """Recorded time of a profile, UTC, ns since 1970."""
+    """Recorded time of a profile in ns since 1970, UTC."""
 
     offset_ns: int  # UTC minus the recording's clock
     begin_ns: int
@@ -94,7 +94,7 @@ def span_of(profile: Profile) -> Span:
 
 
 def sample_columns(profile: Profile, content: Content, host: Host, span: Span) -> dict[str, Any]:
-    """Return the columns of SAMPLES, sorted by (time, stack)."""
+    """Return the columns of table `samples`, sorted by (time_ns, stack_id)."""
     samples, offcpu, waits = profile.samples, profile.is_offcpu(), classify(profile)
     texts = sample_texts(profile, waits)
     never_blocked = offcpu & (waits.wait_class == WaitClass.RUNQUEUE)
@@ -133,7 +133,7 @@ def sample_columns(profile: Profile, content: Content, host: Host, span: Span) -
 
 
 def _addresses(profile: Profile) -> dict[str, Texts]:
-    """Return the addresses of both ends of the connections that samples waited for."""
+    """Return local_address and remote_address of the connections that the samples waited for; null without one."""
     ends = {"local_address": profile.objects.local, "remote_address": profile.objects.remote}
     of_samples = {name: np.append(end, np.uint32(0))[profile.samples.object] for name, end in ends.items()}
     return {name: named(end, profile.strings, end != 0) for name, end in of_samples.items()}
@@ -144,16 +144,18 @@ def _host_columns(host: Host, rows: int) -> dict[str, Any]:
 
 
 def _same_text(text: str, rows: int) -> Texts:
+    """Return a column with the same text in each of `rows` rows."""
     return Texts([printable(text)], np.zeros(rows, np.int64))
 
 
 def _known(texts: Texts) -> Texts:
-    """Return the column with the text "" in each row that has no text (code -1)."""
+    """Replace the nulls of a column by ""."""
     return Texts([*texts.texts, ""], np.where(texts.codes < 0, len(texts.texts), texts.codes))
 
 
 def _containers(cgroups: Texts, names: Mapping[str, ContainerNames]) -> dict[str, Texts]:
-    """Return the ids of containers in the paths of control groups, of nested ones the innermost, and their names."""
+    """Return the columns on containers: the id in the path of the control group (the innermost of nested containers),
+    and the names of that id."""
     ids_in_path = [_CONTAINER.findall(path) for path in cgroups.texts]
     ids = [ids_of_path[-1] if ids_of_path else "" for ids_of_path in ids_in_path]
     named_ids = [names.get(id_, ContainerNames()) for id_ in ids]
@@ -162,13 +164,13 @@ def _containers(cgroups: Texts, names: Mapping[str, ContainerNames]) -> dict[str
 
 
 def _where_known(texts: list[str], codes: I64) -> Texts:
-    """Return a column of texts, null where the text is ""."""
+    """Return the column of `texts[codes]`, null where the text is "" or the code is -1."""
     is_known = np.array([*map(bool, texts), False], np.bool_)
     return merged(texts, codes, is_known[codes])
 
 
 def budget_columns(profile: Profile, host: Host, span: Span) -> dict[str, Any]:
-    """Return the columns of the table `budgets`: the times that the recorder counted; no rows if it did not."""
+    """Return the columns of table `budgets`; no rows if the recording has no budgets of threads."""
     budget = profile.budget
     columns: dict[str, Any] = {
         "begin_ns": budget.begin_ns + span.offset_ns,
@@ -182,7 +184,7 @@ def budget_columns(profile: Profile, host: Host, span: Span) -> dict[str, Any]:
 
 
 def loss_columns(profile: Profile, host: Host, span: Span) -> dict[str, Any]:
-    """Return the columns of LOSSES: counts of all losses, and of notes on the data."""
+    """Return the columns of table `losses`: counts of all losses, and of notes on the data."""
     losses = list(by_text(profile.losses).items())
     return {
         "begin_ns": np.full(len(losses), span.begin_ns),
@@ -196,15 +198,15 @@ def loss_columns(profile: Profile, host: Host, span: Span) -> dict[str, Any]:
 
 @frozen
 class Gap:
-    """Time of a host that is in no segment, UTC, ns since 1970."""
+    """Time for which a host recorded nothing, in ns since 1970, UTC."""
 
     begin_ns: int
     end_ns: int
-    cause: str
+    cause: str  # in words
 
 
 def gap_columns(gaps: Sequence[Gap], host: Host) -> dict[str, Any]:
-    """Return the columns of GAPS."""
+    """Return the columns of table `gaps`."""
     return {
         "begin_ns": np.array([gap.begin_ns for gap in gaps], np.int64),
         "end_ns": np.array([gap.end_ns for gap in gaps], np.int64),
@@ -214,7 +216,8 @@ def gap_columns(gaps: Sequence[Gap], host: Host) -> dict[str, Any]:
 
 
 def host_columns(profile: Profile, host: Host, offset_ns: int, parts: Spans) -> dict[str, Any]:
-    """Return the columns of HOSTS: a row for each span in `parts`. `offset_ns`: value of `clock_offset_ns`."""
+    """Return the columns of table `hosts`: a row for each recorded time (begin, end) in `parts`. `offset_ns`: UTC minus
+    the recording's clock."""
     import pyarrow as pa
 
     number = len(parts)

@@ -24,21 +24,21 @@ _MOST_HOURS = 24 * 400
 
 @frozen
 class Segment:
-    """Tells what `write_segment` wrote: name, rows, bytes and files."""
+    """Result of `write_segment`."""
 
     name: str  # of its files
-    rows: int  # samples
-    bytes: int  # of all files
-    files: int
-    skipped: int  # files that are part of a compacted file already, and were not written again
+    rows: int  # number of samples
+    bytes: int  # size of all files written
+    files: int  # number of files written
+    skipped: int  # number of files not written again, as they were merged into a compacted file
 
 
 def write_segment(
     dataset: Dataset, profile: Profile, host: dataset_rows.Host, gaps: Sequence[dataset_rows.Gap] = ()
 ) -> Segment:
-    """Write the samples, stacks, frames, budgets and losses of a profile of one host, of all events. `gaps` are times
-    of the host that are in no segment: before this one, and its pauses. Raise UsageError if the recording has no
-    wall-clock time, FormatError if its times are damaged, OSError or PerfOffcpuError if a file cannot be written."""
+    """Write a profile of one host, with all events, into the tables of a dataset. `gaps`: times not recorded, before
+    this segment and within it. Raise UsageError if the recording has no wall-clock time, FormatError if its times are
+    damaged, OSError or PerfOffcpuError if a file cannot be written."""
     span = dataset_rows.span_of(profile)
     name = segment_name(host.host_id, host.boot_id, span.begin_ns, span.end_ns)
     size = files = skipped = 0
@@ -56,7 +56,7 @@ def write_segment(
 def _parts(
     profile: Profile, host: dataset_rows.Host, span: dataset_rows.Span, gaps: Sequence[dataset_rows.Gap]
 ) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """Return (table, hour, columns) in the order of writing."""
+    """Yield (table, hour since 1970, columns) of each file, in the order of writing."""
     content = content_of(profile)
     samples = dataset_rows.sample_columns(profile, content, host, span)
     hours = samples["time_ns"] // HOUR_NS
@@ -80,6 +80,7 @@ def _parts(
 
 
 def _by_hour(table: str, time: str, columns: dict[str, Any]) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """Split the columns of a table by the hour of column `time` (ns); yield (table, hour, columns)."""
     hours = columns[time] // HOUR_NS
     for hour in distinct(hours).tolist():
         chosen = hours == hour

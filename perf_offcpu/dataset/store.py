@@ -26,7 +26,7 @@ _STAGED_IN_MEMORY = 1 << 26
 
 
 class LocalStore:
-    """Reads and writes files of a local directory; it is opened once, and links below it are not followed."""
+    """Files of a local directory, which is opened once; symbolic links below it are not followed."""
 
     def __init__(self, path: str, *, make: bool) -> None:
         self.url = os.path.abspath(path)
@@ -54,7 +54,7 @@ class LocalStore:
         return names
 
     def _refuse_links(self, folder: str) -> None:
-        """Raise PerfOffcpuError if a part of a path is a symbolic link: its rows would be missing."""
+        """Raise PerfOffcpuError if a part of the path `folder` is a symbolic link: its rows would be missing."""
         parent = ""
         for part in folder.split("/"):
             with self._root.subdirectory(parent) as directory:
@@ -67,7 +67,7 @@ class LocalStore:
 
     @contextlib.contextmanager
     def replacing(self, path: str) -> Iterator[IO[bytes]]:
-        """Write a file that appears whole when the block ends, and not at all after an exception."""
+        """Open a file for writing that appears when the `with` block ends, and not at all after an exception."""
         folder, _, name = path.rpartition("/")
         with self._root.subdirectory(folder, make=True) as directory, directory.replacing(name, _FILE_MODE) as file:
             yield file
@@ -75,7 +75,7 @@ class LocalStore:
             os.fsync(file.fileno())  # or a power failure leaves an empty file, on which queries fail
 
     def create(self, path: str, data: bytes) -> bool:
-        """Write a small file, whole; return False if there is one already."""
+        """Write a small file that appears whole; return False, and write nothing, if the file exists."""
         folder, _, name = path.rpartition("/")
         with self._root.subdirectory(folder, make=True) as directory:
             hidden, fd = directory.create_hidden(name, _FILE_MODE)
@@ -103,12 +103,12 @@ class LocalStore:
             directory.remove(name)
 
     def remove_folder(self, path: str) -> None:
-        """Remove a folder if it is there and empty."""
+        """Remove a folder if it exists and is empty."""
         with contextlib.suppress(OSError):
             os.rmdir(path, dir_fd=self._root.fd)  # direct: removes nothing but an empty directory
 
     def sweep(self, folder: str) -> None:
-        """Remove hidden files older than an hour: no writer takes that long."""
+        """Remove hidden files of a folder that are older than an hour, left by killed writers."""
         with self._root.subdirectory(folder) as directory:
             for name in directory.names():
                 status = directory.status(name) if name.startswith(".") else None
@@ -117,7 +117,8 @@ class LocalStore:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Prevent other processes from compaction and retention while the block runs."""
+        """Hold the lock of compaction and retention in the `with` block; raise PerfOffcpuError if another process
+        does."""
         fd = os.open(".", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._root.fd)  # direct: the opened folder
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -128,12 +129,12 @@ class LocalStore:
             os.close(fd)
 
     def path(self, path: str) -> str:
-        """Return the path of a file."""
+        """Return the whole path of a file."""
         return f"{self.url}/{path}"
 
 
 class RemoteStore:
-    """Reads and writes files of a folder in an object store that fsspec knows."""
+    """Files of a folder in an object store that fsspec supports."""
 
     def __init__(self, url: str) -> None:
         fsspec = imported("fsspec")
@@ -156,7 +157,7 @@ class RemoteStore:
 
     @contextlib.contextmanager
     def replacing(self, path: str) -> Iterator[IO[bytes]]:
-        """Write a file that appears whole when the block ends, and not at all after an exception."""
+        """Open a file for writing that appears when the `with` block ends, and not at all after an exception."""
         with tempfile.SpooledTemporaryFile(_STAGED_IN_MEMORY) as staged:
             yield staged
             staged.seek(0)
@@ -167,7 +168,7 @@ class RemoteStore:
                     raise PerfOffcpuError(f"{self.path(path)}: {problem}") from None
 
     def create(self, path: str, data: bytes) -> bool:
-        """Write a small file, whole; return False if there is one (a store without conditional writes replaces it)."""
+        """Write a small file; return False if it exists (a store without conditional writes replaces it instead)."""
         try:
             self.filesystem.pipe_file(self._at(path), data, mode="create")
         except FileExistsError:
@@ -207,7 +208,7 @@ class RemoteStore:
 
     @contextlib.contextmanager
     def _errors(self, path: str) -> Iterator[None]:
-        """Turn the errors of a store's package, which have no common base, into one sentence."""
+        """Turn exceptions of the store's package, which have no common base, into PerfOffcpuError with one line."""
         try:
             yield
         except (PerfOffcpuError, FileNotFoundError):
@@ -221,7 +222,7 @@ Store = LocalStore | RemoteStore
 
 
 def open_store(url: str, *, make: bool) -> Store:
-    """Open a folder by its path or URL; raise UsageError for a missing local directory, unless `make`."""
+    """Open a store by the path or URL of its folder. A missing local one is made by `make`, else raises UsageError."""
     if not url:
         raise UsageError("the name of the dataset is empty")
     path = local_path(url)
@@ -229,7 +230,7 @@ def open_store(url: str, *, make: bool) -> Store:
 
 
 def local_path(url: str) -> str | None:
-    """Return the path of a local directory; None for the URL of an object store."""
+    """Return the local path that a path or URL (file://…) names; None for the URL of an object store."""
     scheme = _SCHEME.match(url)
     if scheme is None:
         return url
@@ -237,7 +238,7 @@ def local_path(url: str) -> str | None:
 
 
 def imported(name: str) -> Any:
-    """Import a package of the extra `fleet`; raise UsageError if it is not installed."""
+    """Import and return a module of the extra `fleet`; raise UsageError if it is not installed."""
     import importlib
 
     try:
@@ -248,6 +249,6 @@ def imported(name: str) -> Any:
 
 
 def put(store: Store, path: str, data: bytes | memoryview) -> None:
-    """Write a file that appears whole or not at all."""
+    """Write a file to a store, so that it appears whole or not at all."""
     with store.replacing(path) as file:
         file.write(data)

@@ -24,17 +24,17 @@ _BY_THREADS = (WaitClass.LOCK.label, WaitClass.PIPE.label, WaitClass.STOPPED.lab
 
 @frozen
 class FleetCause:
-    """Sum of the waits of one class, without the time that threads waited for a CPU afterwards; ns."""
+    """Sum of the waits of one class in ns, without the time that threads waited for a CPU after their wake-up."""
 
     wait_class: str  # "" unknown
     weight: int
     comms: dict[str, int]  # weight by comm of the waiting threads, largest first; printable
-    enders: dict[str, int]  # weight by comm of the threads that ended the waits, likewise
+    enders: dict[str, int]  # weight by comm of the threads that ended the waits, in the same form
 
 
 @frozen
 class FleetCauses:
-    """Ranking of the causes of waits of a selection, the largest first; weights in ns."""
+    """Causes of the waits of a selection, the largest first, and its times that are not ranked; ns."""
 
     running: int | None  # time on CPUs; None if it is not known
     causes: list[FleetCause]
@@ -43,12 +43,12 @@ class FleetCauses:
 
     @property
     def whole(self) -> int:
-        """Return the ns of which causes are shares: time on CPUs and of all causes."""
+        """Return the ns that are 100 % of the causes' shares: the time on CPUs and that of all causes."""
         return (self.running or 0) + sum(cause.weight for cause in self.causes)
 
 
 def causes_of(selected: Selected) -> FleetCauses | None:
-    """Return the causes of a selection; None unless its only event is that of waits."""
+    """Rank the causes of a selection; return None unless off-CPU time is its only event."""
     if selected.selection.events != (EVENT_NAME,):
         return None
     names = ("class", "comm", "waker", IDLE, "blocked", "runq", "weight")
@@ -65,7 +65,7 @@ def causes_of(selected: Selected) -> FleetCauses | None:
             blocked.setdefault(name, Counter())[comm] += blocked_ns
             if name in _BY_THREADS:
                 enders.setdefault(name, Counter())[waker] += blocked_ns
-    budgets = _of_budgets(selected)
+    budgets = _budget_times(selected)
     running, waiting, throttled = budgets or (None, on_cpu, blocked.get(_QUOTA, Counter()))
     blocked |= {_ON_CPU: waiting, _QUOTA: throttled}
     causes = [_cause(name, comms, enders.get(name, Counter())) for name, comms in blocked.items()]
@@ -81,8 +81,9 @@ def _cause(name: str, comms: Counter[str], enders: Counter[str]) -> FleetCause:
     return FleetCause(name, int(comms.total()), *shown)
 
 
-def _of_budgets(selected: Selected) -> tuple[int, Counter[str], Counter[str]] | None:
-    """Return (ns on CPUs, comm → ns waiting for a CPU, comm → ns throttled); None where budgets do not fit."""
+def _budget_times(selected: Selected) -> tuple[int, Counter[str], Counter[str]] | None:
+    """Return (ns on CPUs, ns waiting for a CPU by comm, ns throttled by comm) of the threads' budgets; None if there
+    are none, or if the selection is narrower than whole threads and segments."""
     selection = selected.selection
     if selection.comms or selection.classes or selection.objects or selection.containers or selection.idle != "show":
         return None

@@ -19,7 +19,7 @@ _ROW = "weight blocked runq waits waits_are_exact samples"
 
 
 def report(head: Head, tables: Sequence[Table], idle: int, causes: FleetCauses | None) -> dict[str, Any]:
-    """Return the JSON document of `fleet report`. `idle`: weight, in `tables`, of threads that wait for work."""
+    """Return the JSON document of `fleet report`. `idle`: the weight of idle threads that `tables` include."""
     ranking: dict[str, Any] | None = None
     if causes is not None:
         rows = [_cause(cause, head) for cause in causes.causes]
@@ -84,7 +84,7 @@ def _change(row: Change, keys: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _lengths(row: Change) -> dict[str, Any] | None:
-    """Return numbers and lengths of the waits of a row; None if they are not known."""
+    """Return the JSON object of the lengths of a row's waits; None if they are not known."""
     lengths = row.lengths
     if lengths is None:
         return None

@@ -35,7 +35,7 @@ class EngineError(PerfOffcpuError):
 
 
 class FileGoneError(EngineError):
-    """A file was removed after it was listed, by compaction or retention: the query can be repeated."""
+    """A file was removed after it was listed, by compaction or retention: repeat the query with a new list."""
 
 
 _GONE = ("No files found", "No such file", "FileNotFoundError", "FILE_NOT_EXIST", "NoSuchKey")
@@ -44,19 +44,20 @@ _GONE = ("No files found", "No such file", "FileNotFoundError", "FILE_NOT_EXIST"
 
 @frozen
 class Engine:
-    """Query engine: an open connection of Ibis."""
+    """Open connection of Ibis to a query engine."""
 
-    name: str  # of Ibis' backend: duckdb, pyspark, clickhouse, …
+    name: str  # name of Ibis' backend: duckdb, pyspark, clickhouse, …
     backend: Any  # ibis.backends.BaseBackend
 
     def use_store(self, store: Any) -> None:
-        """Let DuckDB, whose wheel has no clients for object stores, read through the store's file system."""
+        """Register the store's fsspec file system with DuckDB, whose wheel has no clients for object stores."""
         filesystem = getattr(store, "filesystem", None)
         if self.name == "duckdb" and filesystem is not None:
             self.backend.con.register_filesystem(filesystem)
 
     def read(self, files: list[str], folder: str, name: str) -> Any:
-        """Return a table `name` of Parquet files (paths or URLs); partitions below `folder` become columns."""
+        """Make a view `name` of Parquet files (paths or URLs), return it as an Ibis table. Partitions in the paths
+        below `folder` (date=…/hour=…) become columns."""
         if self.name == "duckdb":
             self.backend.con.sql(_READ.format(files=", ".join(map(_quoted, files)))).create_view(name)
         else:
@@ -65,7 +66,7 @@ class Engine:
         return self.backend.table(name)
 
     def notes(self, files: list[str], key: str) -> dict[str, str]:
-        """Return value → one file that has it, for `key` in the metadata of Parquet files; {} unless DuckDB."""
+        """Read entry `key` of the metadata of Parquet files: return value → name of a file with it. {}: not DuckDB."""
         if self.name != "duckdb" or not files:
             return {}
         query = _NOTES.format(files=", ".join(map(_quoted, files)), key=_quoted(key))
@@ -73,7 +74,7 @@ class Engine:
             return {value: name for value, name in self.backend.con.sql(query).fetchall()}
 
     def kept(self, expression: Any) -> Any:
-        """Run an expression; return its result as an Ibis table in memory, for several queries. Raise EngineError."""
+        """Run an expression once and return its result as an Ibis table in memory; raise EngineError."""
         import ibis
 
         # Ibis 12 can neither make tables in DuckDB 2 nor cache what is made of memtables in Spark.
@@ -81,7 +82,7 @@ class Engine:
             return ibis.memtable(self.backend.to_pyarrow(expression))
 
     def empty(self, schema: Any, name: str) -> Any:
-        """Return a table without rows, of a schema of Ibis; in DuckDB and Spark it is a view called `name`."""
+        """Return an Ibis table without rows, with the columns of an Ibis schema; in DuckDB and Spark a view `name`."""
         import ibis
 
         if self.name == "duckdb":
@@ -95,9 +96,9 @@ class Engine:
         return self.backend.table(name)
 
     def run(self, expression: Any, *, of_rows: bool = True) -> dict[str, list[Any]]:
-        """Return the columns of a table expression: name → Python values, decimals as integers. Raise EngineError if
-        the engine refuses the query. `of_rows`: the expression reads only columns that perf-offcpu writes without
-        nulls, so that a null raises EngineError, too."""
+        """Run a table expression; return column name → Python values, decimals as integers. Raise EngineError if the
+        engine refuses the query, or for a null, which perf-offcpu does not write into these columns; `of_rows=False`
+        allows nulls, which an aggregate of no rows has."""
         with self.asked():
             columns: dict[str, list[Any]] = self.backend.to_pyarrow(expression).to_pydict()
         if of_rows and (nulls := [name for name, column in columns.items() if None in column]):
@@ -108,7 +109,8 @@ class Engine:
         }
 
     def sql(self, text: str) -> dict[str, list[Any]]:
-        """Return the columns of a query in the engine's own SQL, {} if it has no result; raise EngineError."""
+        """Run a query in the engine's own SQL; return column name → values, {} if it has no result; raise
+        EngineError."""
         with self.asked():
             if self.name == "duckdb":  # Ibis 12 asks DuckDB 2 for a function that is gone
                 result = self.backend.con.sql(text)
@@ -119,7 +121,7 @@ class Engine:
 
     @contextlib.contextmanager
     def asked(self) -> Iterator[None]:
-        """Turn the engine's exceptions in the block into EngineError with one sentence, or FileGoneError."""
+        """Turn exceptions of the engine in the `with` block into EngineError with one line, or FileGoneError."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # of Ibis' use of its engines
@@ -134,7 +136,7 @@ class Engine:
 
 
 def _columns(table: Any) -> dict[str, list[Any]]:
-    """Return the columns of an Arrow table; a repeated name gets a number appended, as in DuckDB."""
+    """Return column name → Python values of an Arrow table; repeated names become NAME_1, NAME_2, as in DuckDB."""
     columns: dict[str, list[Any]] = {}
     for name, column in zip(table.column_names, table.columns, strict=True):
         numbered = (f"{name}_{number}" for number in itertools.count(1))
@@ -147,12 +149,12 @@ def _columns(table: Any) -> dict[str, list[Any]]:
 
 
 def records(columns: Mapping[str, Sequence[Any]], names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of the columns `names` of a result, as tuples."""
+    """Yield the rows of a result (column → values) as tuples of the columns `names`."""
     return zip(*(columns[name] for name in names), strict=True)
 
 
 def _quoted(text: str) -> str:
-    """Return a text as a literal of SQL."""
+    """Quote a text as a string literal of SQL."""
     return "'" + text.replace("'", "''") + "'"
 
 
@@ -161,7 +163,8 @@ def _first_line(problem: Exception) -> str:
 
 
 def connect(url: str = DEFAULT) -> Engine:
-    """Connect to `duckdb`; `spark:MASTER` or `spark://HOST:PORT`; or a URL of Ibis; raise UsageError or EngineError."""
+    """Connect to the engine that `url` names: `duckdb`, `spark:MASTER`, `spark://HOST:PORT` or a database URL of Ibis.
+    Raise UsageError or EngineError."""
     if importlib.util.find_spec("ibis") is None:
         raise UsageError(f"fleet needs ibis and duckdb, which are not installed: {_INSTALL}")
     if url == DEFAULT:

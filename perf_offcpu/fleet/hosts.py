@@ -19,7 +19,7 @@ _MOST_LABELS = 1000
 
 @frozen
 class Span:
-    """Time in which a host had the same labels, from `begin_ns` to before the host's next span."""
+    """Time in which a host had the same labels; times are in ns since 1970, UTC."""
 
     host_id: str
     hostname: str
@@ -34,12 +34,12 @@ class Span:
 
     @property
     def is_whole(self) -> bool:
-        """Return True if all samples of the host belong to the span."""
+        """Return True if it is the only span of its host, to which all samples of the host belong."""
         return (self.begin_ns, self.end_ns) == ALWAYS
 
 
 def spans_of(tables: Tables, selection: Selection) -> list[Span]:
-    """Return the spans of all hosts that recorded in the selected time, also of hosts not selected."""
+    """Return the spans of all hosts that recorded in the selected time, also of hosts that are not selected."""
     segments = _segments(tables.table("hosts"), selection)
     spans: dict[str, list[Span]] = {}
     for span in _rows(tables, _folded(segments)):
@@ -53,7 +53,7 @@ def spans_of(tables: Tables, selection: Selection) -> list[Span]:
 
 
 def chosen(spans: Sequence[Span], selection: Selection) -> list[Span]:
-    """Return the spans with the selected hosts and labels; raise UsageError for a host, or labels, that no span has."""
+    """Return the spans of the selected hosts and labels; raise UsageError for a host or a label that no span has."""
     for name in selection.hosts:
         if not any(name in (span.hostname, span.host_id) for span in spans):
             raise UsageError(f"--host {name}: no host of this name or id recorded in the selected time")
@@ -81,8 +81,8 @@ def _check_label(spans: Sequence[Span], name: str, values: Iterable[str]) -> Non
 
 
 def of_hosts(samples: Any, spans: Sequence[Span], all_spans: Sequence[Span], time: str = "time_ns") -> Any:
-    """Return the rows of a table (samples, or another with `host_id`) whose host and column `time` lie in one of
-    `spans`; all rows if these are `all_spans`."""
+    """Filter an Ibis table with `host_id` and a column `time` (ns) to the rows that belong to `spans`, a part of
+    `all_spans`."""
     import ibis
 
     if len(spans) == len(all_spans):
@@ -98,7 +98,8 @@ def of_hosts(samples: Any, spans: Sequence[Span], all_spans: Sequence[Span], tim
 
 
 def with_label(table: Any, name: str, spans: Sequence[Span], column: str) -> Any:
-    """Add a host label, '' for none, as a column to a table with `host_id`, and `time_ns` if any span is not whole."""
+    """Add the hosts' values of the label `name` as a `column` of an Ibis table, '' for none. The table has `host_id`,
+    and `time_ns` if a host has several spans."""
     import ibis
 
     rows = [(span.host_id, span.begin_ns, span.end_ns, span.labels.get(name, "")) for span in spans]
@@ -112,7 +113,8 @@ def with_label(table: Any, name: str, spans: Sequence[Span], column: str) -> Any
 
 
 def _segments(hosts: Any, selection: Selection) -> Any:
-    """Return the distinct segments in the selected time, `begin` and `end` cut to it; labels as two list columns."""
+    """Return an Ibis table of the distinct segments in the selected time: `begin` and `end` (ns) cut to it, names and
+    values of labels as list columns."""
     hosts = hosts.filter(True, *in_hours(hosts, replace(selection, since_ns=None)))
     begin, end = cut_to_times(hosts, selection)
     kept = hosts.select(
@@ -126,7 +128,7 @@ def _segments(hosts: Any, selection: Selection) -> Any:
 
 
 def recorded_times(tables: Tables, selection: Selection, hosts: set[str]) -> list[tuple[int, int]]:
-    """Return (begin, end) of each recorded time of hosts in the selected time, UTC."""
+    """Return sorted (begin, end), ns UTC, of each segment that `hosts` (ids) recorded in the selected time."""
     segments = _segments(tables.table("hosts"), selection)
     columns = tables.engine.run(segments.filter(segments.host_id.isin(sorted(hosts))).select("begin", "end"))
     return sorted(records(columns, ("begin", "end")))
@@ -137,7 +139,7 @@ def _length(segments: Any) -> Any:
 
 
 def _folded(segments: Any) -> Any:
-    """Return the segments summed up to a row for each host and set of labels: begin, end, recorded time."""
+    """Aggregate `_segments` to a row for each host and set of labels: first begin, last end, recorded ns."""
     same = ["host_id", "hostname", "cpus", "period_ns", "label_names", "label_values"]
     return segments.group_by(same).aggregate(
         begin=segments.begin.min(), end=segments.end.max(), recorded=_length(segments).sum()
@@ -159,13 +161,13 @@ def _rows(tables: Tables, table: Any) -> list[Span]:
 
 
 def _overlap(spans: Sequence[Span]) -> bool:
-    """Return True if spans of one host with different labels overlap; the caller makes spans of segments then."""
+    """Return True if spans of one host with different labels overlap in time; `spans` are sorted by time."""
     different = _united(spans)
     return any(earlier.last_ns > later.first_ns for earlier, later in zip(different, different[1:], strict=False))
 
 
 def _united(spans: Sequence[Span]) -> list[Span]:
-    """Join spans of one host that follow each other and have the same labels."""
+    """Join consecutive spans of one host that have the same labels."""
     united: list[Span] = []
     for span in spans:
         if united and united[-1].labels == span.labels:
@@ -182,7 +184,7 @@ def _united(spans: Sequence[Span]) -> list[Span]:
 
 
 def _bounded(spans: Sequence[Span]) -> list[Span]:
-    """Return the spans of a host with `begin_ns`, `end_ns` set: each lasts to the next, first and last are open."""
+    """Return the spans of a host with `begin_ns` and `end_ns` set so that each sample belongs to exactly one."""
     begins = [ALWAYS[0], *(span.first_ns for span in spans[1:])]
     ends = [*begins[1:], ALWAYS[1]]
     return [replace(span, begin_ns=begin, end_ns=end) for span, begin, end in zip(spans, begins, ends, strict=True)]

@@ -43,20 +43,20 @@ _CLEAR = 4  # a window is followed if it is this many times as long as the error
 
 
 class Step(NamedTuple):
-    """State of the last peer in a chain of peers, while `threads` waited for the first peer."""
+    """Row of `fleet path`: what the last of a chain of `peers` did, while `threads` waited for the first one."""
 
     threads: Threads
     network: str  # what TCP says of their wait (`analysis.classes.network`)
-    peers: tuple[Threads, ...]  # waited for, one after the other; () not known
+    peers: tuple[Threads, ...]  # each waited for the next; () if the first is not known
     doing: str  # label of a wait class, "" unknown; or RUNNING, CONNECTION, NO_PEER, CLOCKS
-    object: str  # what it waited for; "" not known; printable
+    object: str  # object for which the last peer waited; "" not known; printable
 
 
 class ClockPair(NamedTuple):
     """Difference of the clocks of two hosts."""
 
-    hosts: tuple[str, str]
-    offset: Offset
+    hosts: tuple[str, str]  # names
+    offset: Offset  # clock of the second minus clock of the first
 
 
 @frozen
@@ -72,8 +72,8 @@ class FleetPath:
 
 
 def path_of(selected: Selected) -> FleetPath:
-    """Return what the peers did while the selected threads waited for them. Followed are waits for connections with a
-    network cause; waits of servers for requests have no cause."""
+    """Sum the waits of the selected threads for TCP peers by what these peers did meanwhile. Only waits with a network
+    cause (`analysis.classes.network`) are followed; waits of servers for requests have none."""
     samples, tables = selected.samples, selected.tables
     rows = single_waits(samples.filter(samples.network.notnull(), samples.remote_address.notnull()))
     weights = {name: rows[f"{name}_ns"].cast("decimal(38, 0)").sum().fill_null(0) for name in ("weight", "runq")}
@@ -95,8 +95,8 @@ def path_of(selected: Selected) -> FleetPath:
 
 
 def drawn(rows: Any, step_ns: int) -> Any:
-    """Return a sample of rows: each is kept with probability weight / `step_ns`, at most 1; all rows if `step_ns` is 0.
-    The draw is a hash of time and tid (a place on a circle of a prime length), so a view shown again is the same."""
+    """Draw rows of an Ibis table of waits, each with probability weight_ns / `step_ns` (at most 1); all if that is 0.
+    The draw is by a hash of time and tid, so that a repeated query draws the same rows."""
     if not step_ns:
         return rows
     place = (rows.time_ns % _PRIME * 7919 + rows.tid.cast("int64") * 104729) % _PRIME
@@ -104,17 +104,17 @@ def drawn(rows: Any, step_ns: int) -> Any:
 
 
 class _Part(NamedTuple):
-    """Part of a window, by the clock of the peer, and the state of the peer in it."""
+    """Wait of a peer within a window, by the clock of the peer."""
 
     window: Window
-    doing: str
+    doing: str  # as of `Step`
     object: str
-    weight: float
-    further: Window | None = None  # the peer waits for a connection, too
+    weight: float  # ns
+    further: Window | None = None  # window of the peer's own wait for a connection, to be followed
 
 
 class _Follower:
-    """Follows waits (`Window`) from peer to peer; sums time by `Step`."""
+    """Follows waits for connections (`Window`) from peer to peer, and sums their time by `Step`."""
 
     def __init__(self, selected: Selected) -> None:
         self._tables, self._names = selected.tables, host_names(selected)
@@ -123,7 +123,8 @@ class _Follower:
         self.uncertain = 0.0
 
     def begin(self, wait: Wait, step_ns: int) -> Window:
-        """Return the window of a wait to be followed; it stands for `step_ns` at least, since waits were `drawn`."""
+        """Return the window of a drawn wait; it stands for at least `step_ns`, as `drawn` keeps one of several
+        waits."""
         scale = wait.scale * max(step_ns / wait.weight_ns, 1)
         facts = wait.clock, wait.ends, wait.object, wait.begin_ns, wait.woken_ns, scale
         return Window(self._threads(wait), printable(wait.network), (), *facts)
@@ -133,7 +134,7 @@ class _Follower:
         self.steps[Step(window.threads, window.network, window.peers, doing, printable(object_))] += ns
 
     def clocks(self) -> list[ClockPair]:
-        """Return the differences of the clocks of different hosts."""
+        """Return the differences of the clocks of different hosts, by names of hosts."""
         named = {
             (self._name(one.host_id), self._name(other.host_id)): offset
             for (one, other), offset in self._offsets.items()
@@ -142,7 +143,7 @@ class _Follower:
         return [ClockPair(*pair) for pair in sorted(named.items())]
 
     def follow(self, windows: Sequence[Window]) -> list[Window]:
-        """Sum what the peers of some windows did; return the windows in which peers waited for connections in turn."""
+        """Sum what the peers did during `windows`; return windows of the peers' own waits for connections."""
         peers = peers_of(self._tables, windows)
         offsets = offsets_of(windows, peers)
         self._offsets |= offsets
@@ -159,24 +160,25 @@ class _Follower:
         return self._divide(moved)
 
     def _divide(self, windows: Sequence[tuple[Window, Wait]]) -> list[Window]:
-        """Sum the peers' waits in windows by step, the rest as running; return the windows to be followed further.
-        Sampled waits may stand for more time than the windows: then the waits of a chain are scaled down to fit."""
+        """Sum the waits of peers in (window, wait of the peer) by step, the rest of the window as running; return the
+        windows to be followed further. Sampled waits of peers may stand for more time than the windows: then the waits
+        in a chain are scaled down to fit."""
         weight_of_step, explained = defaultdict[Step, float](float), defaultdict[Step, float](float)
         parts = list(self._parts(windows))
         for window, _ in windows:
-            weight_of_step[_place(window)] += window.weight
+            weight_of_step[_running(window)] += window.weight
         for part in parts:
-            explained[_place(part.window)] += part.weight
+            explained[_running(part.window)] += part.weight
         further: list[Window] = []
         for part in parts:
-            place = _place(part.window)
-            scale = min(weight_of_step[place] / explained[place], 1.0) if explained[place] else 1.0
+            step = _running(part.window)
+            scale = min(weight_of_step[step] / explained[step], 1.0) if explained[step] else 1.0
             if part.further:
                 further.append(replace(part.further, scale=part.further.scale * scale))
             else:
                 self.add(part.window, part.doing, part.object, part.weight * scale)
-        for place, weight in weight_of_step.items():
-            self.steps[place] += max(weight - explained[place], 0)
+        for step, weight in weight_of_step.items():
+            self.steps[step] += max(weight - explained[step], 0)
         return further
 
     def _parts(self, windows: Sequence[tuple[Window, Wait]]) -> Iterator[_Part]:
@@ -197,7 +199,8 @@ class _Follower:
                 yield _Part(window, wait.wait_class, wait.object, blocked)
 
     def _at_peer(self, window: Window, peer: Wait, offset_ns: int) -> Window:
-        """Return the window as the peer sees it: the peer's clock, its ends of the connection, the peer in `peers`."""
+        """Return a window moved to the peer's clock (by `offset_ns`) and its ends of the connection, with the peer
+        appended to `peers`."""
         return replace(
             window,
             peers=(*window.peers, self._threads(peer)),
@@ -214,7 +217,8 @@ class _Follower:
         return self._names.get(host_id) or printable(host_id)
 
 
-def _place(window: Window) -> Step:
+def _running(window: Window) -> Step:
+    """Return the step in which the last peer of a window ran."""
     return Step(window.threads, window.network, window.peers, RUNNING, "")
 
 
@@ -237,7 +241,7 @@ _ADVICE = {
 
 
 def path(followed: FleetPath, facts: Head, style: Style, limit: int | None) -> Iterator[str]:
-    """Return the lines of `fleet path`."""
+    """Yield the lines of `fleet path`, at most `limit` steps (None: all)."""
     yield from head(facts, style)
     if not followed.steps:
         yield say.comment("No wait for a TCP connection is in the selection whose cause is known.")
@@ -266,7 +270,7 @@ def path(followed: FleetPath, facts: Head, style: Style, limit: int | None) -> I
 
 
 def _of_all_objects(followed: FleetPath) -> list[tuple[Step, Counter[str]]]:
-    """Return (step without object and network cause, ns by object) of each such step, the largest first."""
+    """Sum the steps over objects and network causes; return (step without these, ns by object), the largest first."""
     sums: dict[Step, Counter[str]] = {}
     for step, ns in followed.steps:
         sums.setdefault(step._replace(network="", object=""), Counter())[step.object] += ns
@@ -274,7 +278,8 @@ def _of_all_objects(followed: FleetPath) -> list[tuple[Step, Counter[str]]]:
 
 
 def _first_sentence(followed: FleetPath, step: Step, objects: Counter[str]) -> str:
-    """Return the sentence on `step`, the largest, and the object with most of its time (`objects`: ns by object)."""
+    """Return the sentence on the largest `step` and on the object with most of its time; `objects`: its ns by
+    object."""
     (object_, most), *_ = objects.most_common(1)
     others = " and others" if any(other.threads != step.threads for other, _ in followed.steps) else ""
     share = f"{round(100 * objects.total() / followed.weight)} % of {hours(followed.weight)}"

@@ -33,24 +33,24 @@ Ends = tuple[str, str]
 
 
 class Clock(NamedTuple):
-    """Identifies a clock: a host from one boot to the next."""
+    """Identity of a clock: a host from one boot to the next."""
 
     host_id: str
     boot_id: str
 
 
 class Wait(NamedTuple):
-    """A single wait of a thread, a row of `samples`; ns since 1970 by the host's clock."""
+    """A single wait of a thread, a row of table `samples`; times in ns since 1970 by the host's clock."""
 
     host_id: str
     boot_id: str
     pid: int
     tid: int
     comm: str
-    time_ns: int
-    off_ns: int
+    time_ns: int  # its end
+    off_ns: int  # its length
     runq_ns: int  # part of weight_ns
-    weight_ns: int  # time that it stands for: more than off_ns where waits were sampled by length
+    weight_ns: int  # time that the row stands for: more than off_ns where waits were sampled by length
     wait_class: str
     object: str
     network: str
@@ -69,12 +69,12 @@ class Wait(NamedTuple):
 
     @property
     def scale(self) -> float:
-        """Return the ns that a ns of the wait stands for: more than 1 if waits were sampled by length."""
+        """Return weight_ns / off_ns: more than 1 if waits were sampled by length."""
         return self.weight_ns / self.off_ns
 
     @property
     def clock(self) -> Clock:
-        """Return the clock of its times."""
+        """Return the clock by which the wait's times were taken."""
         return Clock(self.host_id, self.boot_id)
 
     @property
@@ -84,7 +84,7 @@ class Wait(NamedTuple):
 
 
 class Threads(NamedTuple):
-    """Names the threads of one comm on a host; printable."""
+    """Names of a host and of the comm of some of its threads; printable."""
 
     host: str
     comm: str
@@ -92,17 +92,17 @@ class Threads(NamedTuple):
 
 @frozen
 class Window:
-    """Time in which threads wait for the other end of a connection, by the clock of its host."""
+    """Wait for the other end of a connection, of the last of `peers`, or of `threads` if there are none yet."""
 
-    threads: Threads  # those whose wait is followed
-    network: str  # what TCP says of that wait (`analysis.classes.network`)
-    peers: tuple[Threads, ...]  # those that were followed up to here; the last one waits for the connection
-    clock: Clock
-    ends: Ends
-    object: str
+    threads: Threads  # threads whose wait is followed from peer to peer
+    network: str  # what TCP says of the wait of `threads` (`analysis.classes.network`)
+    peers: tuple[Threads, ...]  # each waited for the next
+    clock: Clock  # of begin_ns and end_ns
+    ends: Ends  # of the connection, the waiting thread's first
+    object: str  # name of the connection
     begin_ns: int
     end_ns: int  # the wake-up
-    scale: float  # time that a ns of it stands for
+    scale: float  # ns that a ns of the window stands for
 
     @property
     def weight(self) -> float:
@@ -111,23 +111,23 @@ class Window:
 
 
 class Peer(NamedTuple):
-    """The other end's wait nearest to a window, and its distances from the window; clocks are not corrected."""
+    """A wait of the thread at the other end near a window, and the times between both; clocks are not corrected."""
 
     wait: Wait
-    request_ns: int  # from the begin of the window to the wake-up by the request
-    answer_ns: int  # from the end of the window to the next wait
+    request_ns: int  # from the begin of the window to the wake-up nearest to it (by the request); may be negative
+    answer_ns: int  # from the end of the window to the begin of a wait nearest to it (after the answer)
 
 
 class Offset(NamedTuple):
     """Difference of two clocks."""
 
-    ns: int  # to be added to times of the first one
+    ns: int  # add it to times of the first clock to get times of the second
     error_ns: int  # of `ns`; -1 if the clocks were not compared, and are taken as equal
     pairs: int  # number of windows from which it was computed
 
 
 def single_waits(samples: Any) -> Any:
-    """Return the rows of `samples` that are one wait each, with columns without nulls, as an Ibis table."""
+    """Filter table `samples` to rows that are one wait each; add `begin_ns`, replace nulls by 0 and ""."""
     is_single = (
         (samples.event == EVENT_NAME)
         & (samples.off_ns > 0)
@@ -141,12 +141,13 @@ def single_waits(samples: Any) -> Any:
 
 
 def fetch(tables: Tables, rows: Any) -> list[Wait]:
-    """Return the rows of an expression made of `single_waits`, in no order."""
+    """Run an Ibis expression made from `single_waits` and return its rows, in no order."""
     return [Wait(*row) for row in records(tables.engine.run(rows.select(_COLUMNS)), _COLUMNS)]
 
 
 def _near(tables: Tables, wanted: Sequence[tuple[Any, ...]], keys: Sequence[str]) -> Any:
-    """Return an Ibis table of the single waits with the keys of a `wanted` row (*keys, begin, end) in its time."""
+    """Return an Ibis table of the single waits that match a row (*values of `keys`, begin, end) of `wanted`: the same
+    values, and overlap with the time from begin to end (ns)."""
     import ibis
 
     first, last = min(times[-2] for times in wanted), max(times[-1] for times in wanted)
@@ -159,7 +160,7 @@ def _near(tables: Tables, wanted: Sequence[tuple[Any, ...]], keys: Sequence[str]
 
 
 def peers_of(tables: Tables, windows: Sequence[Window]) -> list[Peer | None]:
-    """Return the peer of each window; None where no recording has the other end, or recordings of several hosts do."""
+    """Find the peer of each window; None if no host recorded the other end of its connection, or several hosts did."""
     import ibis
 
     if not windows:
@@ -186,7 +187,7 @@ def _by_ends(waits: Iterable[Wait]) -> dict[Ends, "_OtherEnd"]:
 
 
 class _OtherEnd:
-    """Waits of one end of a connection."""
+    """All waits of the threads at one end of a connection, to look up the one near a window."""
 
     def __init__(self, waits: Sequence[Wait]) -> None:
         self._by_wakeup = sorted(waits, key=lambda wait: wait.woken_ns)
@@ -196,6 +197,7 @@ class _OtherEnd:
         self._hosts = {wait.host_id for wait in waits}
 
     def nearest(self, window: Window) -> Peer | None:
+        """Return the wait nearest to a window; None if the address does not identify the host."""
         # Private addresses are in use in many places, and 127.0.0.1 in all.
         if len(self._hosts) > 1 or (_is_loopback(window.ends[0]) and self._by_begin[0].clock != window.clock):
             return None
@@ -210,15 +212,16 @@ def _is_loopback(address: str) -> bool:
 
 
 def _nearest(waits: Sequence[Wait], times: Sequence[int], ns: int) -> tuple[Wait, int]:
-    """Return the wait with the time nearest to `ns`, and the difference; `times` are sorted."""
-    index = bisect_left(times, ns)
-    index = min((place for place in (index - 1, index) if 0 <= place < len(times)), key=lambda at: abs(times[at] - ns))
+    """Return the wait whose time in `times` (sorted, one for each wait) is nearest to `ns`, and that time minus
+    `ns`."""
+    after = bisect_left(times, ns)
+    index = min(range(max(after - 1, 0), min(after + 1, len(times))), key=lambda index: abs(times[index] - ns))
     return waits[index], times[index] - ns
 
 
 def offsets_of(windows: Sequence[Window], peers: Sequence[Peer | None]) -> dict[tuple[Clock, Clock], Offset]:
-    """Return (clock of a window, clock of its peer) → difference. Distances of more than half a window belong to other
-    requests and do not count."""
+    """Estimate (clock of a window, clock of its peer) → offset, from the times between windows and the waits of their
+    peers. Times longer than half a window belong to other requests and do not count."""
     distances: dict[tuple[Clock, Clock], tuple[list[int], list[int]]] = {}
     for window, peer in zip(windows, peers, strict=True):
         if peer is None:
@@ -243,8 +246,8 @@ def _offset(clocks: tuple[Clock, Clock], requests: Sequence[int], answers: Seque
 
 
 def overlapping(tables: Tables, windows: Sequence[tuple[Window, Wait]]) -> Iterator[tuple[Window, Wait, int, int, int]]:
-    """Yield (window, wait, begin, wake-up, end) of each wait of a window's thread in the window; times are cut to the
-    window and by the clock of its host. `windows`: pairs of a window and any wait of the thread."""
+    """Yield (window, wait, begin, wake-up, end) for each wait of a peer that overlaps its window, with the ns cut to
+    the window. `windows`: pairs of a window by the clock of the peer and any wait of the peer's thread."""
     if not windows:
         return
     wanted = [(*_thread(wait), window.begin_ns, window.end_ns) for window, wait in windows]

@@ -50,7 +50,8 @@ def unit_of(events: Iterable[str]) -> str:
 
 
 def profile_of(tables: Tables, groups: Mapping[str, Sequence[Any]], title: str) -> Profile:
-    """Make a profile, one sample a group (KEYS, weight, waits, first_ns); raise UsageError if weights reach 2^62."""
+    """Make a profile of columns (KEYS, weight, waits, first_ns), a sample for each row; raise UsageError if the sum of
+    weights reaches 2^62."""
     if sum(groups["weight"]) >= _MOST:
         raise UsageError(
             "the selected time is more than a picture can hold (146 years of waiting): "
@@ -79,8 +80,9 @@ def profile_of(tables: Tables, groups: Mapping[str, Sequence[Any]], title: str) 
 def tree_of(
     tables: Tables, comms: Sequence[str], stacks: Sequence[int], first_ns: Sequence[int], marks: Sequence[int]
 ) -> PathTree:
-    """Return the tree of n stacks (ids) below their comms, by functions. `first_ns`: time of any sample with the
-    stack: the folder of that hour holds its frames. `marks`: the flags of the samples that are in MARKS."""
+    """Return the call tree of n stacks, root: comms, then functions; its samples are the n rows. `stacks`: ids;
+    `first_ns`: time of any sample with the stack, as the folder of its hour holds the frames; `marks`: flags in
+    MARKS."""
     rows = len(stacks)
     groups: dict[str, Sequence[Any]] = {"comm": comms, "stack": stacks, "first_ns": first_ns, "marks": marks}
     groups |= {"event": [EVENT_NAME] * rows, "weight": [0] * rows, "waits": [0] * rows}
@@ -94,7 +96,8 @@ def _syscalls(names: Sequence[str]) -> list[int]:
 
 
 def _stacks(tables: Tables, groups: Mapping[str, Sequence[Any]], strings: Strings) -> tuple[Ragged, Frames]:
-    """Return the chain of each group as rows of frames, leaf first, and the table of frames."""
+    """Read the stacks of the groups: return the chain of each group as rows of the table of frames, leaf first, and
+    that table. Missing stacks and frames are left out."""
     ids = sorted({id_ for id_ in groups["stack"] if id_})
     hours = sorted({ns // HOUR_NS for ns, id_ in zip(groups["first_ns"], groups["stack"], strict=True) if id_})
     stacks = _by_id(tables, "stacks", "stack_id", ["frame_ids"], ids, hours)
@@ -119,7 +122,8 @@ def _stacks(tables: Tables, groups: Mapping[str, Sequence[Any]], strings: String
 def _by_id(
     tables: Tables, name: str, key: str, columns: list[str], ids: list[int], hours: list[int]
 ) -> dict[str, list[Any]]:
-    """Return the columns of the rows whose `key` is in `ids`, each id once; only folders of `hours` are read."""
+    """Return `key` and `columns` of the rows of table `name` whose `key` is in `ids`, each id once, sorted. Only the
+    folders of `hours` (since 1970) are read."""
     import ibis
 
     table = tables.table(name)

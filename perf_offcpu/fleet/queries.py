@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build queries as expressions of Ibis: sums of samples by keys, ranked, with the totals of all groups. Sums of times
-are decimals of 38 digits: 63 bits hold 292 years only, less than a day of a large fleet."""
+"""Build queries of a dataset as Ibis expressions: samples summed by keys, and ranked. Sums of times are decimals of 38
+digits: 63 bits hold 292 years only, less than a day of a large fleet."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -39,23 +39,23 @@ _STEPS = 16
 
 @frozen
 class Selected:
-    """Samples that a selection chooses, as a query that is not yet run, and their hosts."""
+    """Samples of a selection, as a query that is not yet run, and the spans of their hosts (`fleet.hosts`)."""
 
     tables: Tables
     selection: Selection
     spans: list[Span]  # of the selected hosts
-    all_spans: list[Span]
+    all_spans: list[Span]  # of all hosts that recorded in the selected time
     samples: Any  # an Ibis table
-    block_ns: int = 0  # length of the blocks of `in_blocks`; 0 without
+    block_ns: int = 0  # length of the blocks of time (`in_blocks`); 0 if there are none
 
     @property
     def first_ns(self) -> int:
-        """Return the begin of the recorded time, UTC; 0 without any."""
+        """Return the begin of the recorded time, ns since 1970, UTC; 0 if nothing was recorded."""
         return min((span.first_ns for span in self.spans), default=0)
 
     @property
     def label_names(self) -> list[str]:
-        """Return the names of all labels of the hosts."""
+        """Return the names of all labels of the selected hosts, sorted."""
         return sorted({name for span in self.spans for name in span.labels})
 
     @property
@@ -68,7 +68,7 @@ class Selected:
 
 
 def select(tables: Tables, selection: Selection) -> Selected:
-    """Select samples, which are read later, as far as a query needs them; raise UsageError if no host fits."""
+    """Make the query of the selected samples; it is run later. Raise UsageError if no host fits."""
     tables.check_versions(selection.until_ns)
     every = spans_of(tables, selection)
     if not every and (selection.since_ns, selection.until_ns) != (None, None):
@@ -87,14 +87,14 @@ def _nothing_recorded(tables: Tables, selection: Selection) -> str:
 
 
 def host_names(selected: Selected) -> dict[str, str]:
-    """Return host_id → name; equal names get the first characters of the id appended."""
+    """Return host_id → printable name; hosts of the same name get the first characters of the id appended."""
     names = {span.host_id: printable(span.hostname or span.host_id) for span in selected.all_spans}
     times = Counter(names.values())
     return {id_: f"{name} ({printable(id_)[:8]})" if times[name] > 1 else name for id_, name in names.items()}
 
 
 def grouped(selected: Selected, keys: Sequence[str]) -> Any:
-    """Return the sums of samples by keys: a table of a column for each key, -1 or "" where it is unknown, and SUMS."""
+    """Sum the samples by keys: return an Ibis table with a column for each key (-1 or "" if unknown), and SUMS."""
     samples, labels = selected.samples, [key for key in keys if not is_column(key)]
     names = [column_of(key) for key in keys]
     if not labels:
@@ -112,7 +112,7 @@ def grouped(selected: Selected, keys: Sequence[str]) -> Any:
 
 
 def column_of(key: str) -> str:
-    """Return the name of a key's column in the result of `grouped`; labels get a name of their own."""
+    """Return the name of a key's column in the result of `grouped`: the key, or `label_KEY` for a label of hosts."""
     return key if is_column(key) else f"label_{key}"
 
 
@@ -122,14 +122,15 @@ def is_column(key: str) -> bool:
 
 
 def folded(groups: Any, keys: Sequence[str]) -> Any:
-    """Return the sums of `grouped` summed up further, by the columns `keys`, a part of its keys."""
+    """Sum the result of `grouped` further: return an Ibis table by the columns `keys`, a part of its keys."""
     sums = {name: groups[name].sum() for name in SUMS if not name.endswith("_ns")}
     sums |= {"first_ns": groups.first_ns.min(), "last_ns": groups.last_ns.max()}
     return groups.group_by(list(keys)).aggregate(**sums) if keys else groups.aggregate(**sums)
 
 
 def ranked(groups: Any, limit: int | None, *, by: str = "weight") -> Any:
-    """Return at most `limit` groups, the largest `by` first, with number and weight of all: all_groups, all_weight."""
+    """Return an Ibis table of at most `limit` rows of `groups` (None: all), the largest `by` first, with the number and
+    the weight of all rows as columns all_groups, all_weight."""
     import ibis
 
     keys = [name for name in groups.columns if name not in SUMS]
@@ -140,7 +141,8 @@ def ranked(groups: Any, limit: int | None, *, by: str = "weight") -> Any:
 
 
 def in_blocks(selected: Selected, begin_ns: int, length_ns: int) -> tuple[Selected, dict[str, int]]:
-    """Cut the time from `begin_ns` on into blocks: return the selection with the key BLOCK, and block → recorded ns."""
+    """Cut the time from `begin_ns` on into blocks: return the selection with BLOCK, the number of the block, as a
+    further key, and block → recorded ns of its single host."""
     number = ((selected.samples.time_ns - begin_ns) / length_ns).floor().cast("int64").cast("string")
     cut = replace(selected, samples=selected.samples.mutate(**{BLOCK: number}), block_ns=length_ns)
     recorded: Counter[str] = Counter()
@@ -154,8 +156,9 @@ def in_blocks(selected: Selected, begin_ns: int, length_ns: int) -> tuple[Select
 def lengths_of(
     selected: Selected, keys: Sequence[str], unit: str, units: Sequence[str], part: float
 ) -> dict[Any, float]:
-    """Return values of `keys` → length, ns, that the `part` of the waits of the hosts (or blocks) does not exceed,
-    2.2 % off at most. Waits in a sum have its mean length; sums of unknown numbers are left out."""
+    """Return values of `keys` → quantile `part` (0 to 1) of the lengths of waits, ns, at most 2.2 % off. Counted are
+    the waits whose key `unit` ("host" or BLOCK) is one of `units`. Waits in a sum have its mean length; sums of unknown
+    numbers of waits are left out."""
     samples = selected.samples
     timed = (samples.off_ns > 0) & (samples["count"] > 0) & ((samples.flags & int(SampleFlag.UNTIMED)) == 0)
     timed &= samples[KEYS.get(unit, unit)].isin(sorted(units))
@@ -169,7 +172,7 @@ def lengths_of(
 
 
 def _percentile(counts: Counter[int], part: float) -> int:
-    """Return the smallest value such that the share `part` of all counts is of values up to it."""
+    """Return the quantile `part` (0 to 1) of values; `counts`: value → number of occurrences."""
     left = part * counts.total()
     for value, count in sorted(counts.items()):
         left -= count
@@ -179,6 +182,7 @@ def _percentile(counts: Counter[int], part: float) -> int:
 
 
 def _summed(samples: Any, keys: Sequence[str]) -> Any:
+    """Sum an Ibis table of samples by columns; return the columns `keys` and SUMS."""
     named, weight, runq = {}, samples.weight_ns, samples.runq_ns.fill_null(0)
     for key in keys:
         if key == "marks":
@@ -205,7 +209,7 @@ def _summed(samples: Any, keys: Sequence[str]) -> Any:
 
 @frozen
 class Gap:
-    """Sum of the times for which a host recorded nothing, for one cause."""
+    """Total time for which a host recorded nothing, for one cause."""
 
     host: str
     cause: str
@@ -213,7 +217,8 @@ class Gap:
 
 
 def losses_of(selected: Selected) -> dict[tuple[str, bool], int]:
-    """Return (cause, False for a note) → count, of segments of the selected hosts that overlap the selected time."""
+    """Sum the losses of segments of the selected hosts that overlap the selected time: return (printable cause, True
+    for a loss or False for a mere note) → count."""
     losses, selection = selected.tables.table("losses"), selected.selection
     conditions = [losses["count"] > 0, *in_hours(losses, replace(selection, since_ns=None))]
     if selection.since_ns is not None:
@@ -228,7 +233,7 @@ def losses_of(selected: Selected) -> dict[tuple[str, bool], int]:
 
 
 def gaps_of(selected: Selected) -> list[Gap]:
-    """Return the time that hosts recorded nothing, cut to the selected time, by host and cause."""
+    """Return the times for which selected hosts recorded nothing, cut to the selected time, the longest first."""
     table, selection = selected.tables.table("gaps"), selected.selection
     rows = table.filter(True, *in_hours(table, replace(selection, until_ns=None)))  # in the hour of their end
     begin, end = cut_to_times(rows, selection)
@@ -245,7 +250,7 @@ def gaps_of(selected: Selected) -> list[Gap]:
 
 
 def profile_of_selected(selected: Selected) -> Profile:
-    """Return the samples as a profile: a row for each combination of STACK_KEYS; raise UsageError without samples."""
+    """Sum the selected samples by STACK_KEYS and return them as a profile; raise UsageError if there are none."""
     groups = selected.tables.engine.run(ranked(grouped(selected, STACK_KEYS), None))
     if not groups["stack"]:
         raise UsageError(f"{selected.tables.path}: no samples of {selected.selection.describe()}")
@@ -256,7 +261,7 @@ def profile_of_selected(selected: Selected) -> Profile:
 
 
 def _missing(selected: Selected) -> Losses:
-    """Return the losses of the selected segments, and the seconds that their hosts did not record."""
+    """Return the losses of the selected segments; seconds that hosts did not record are losses, too."""
     losses = Losses()
     for (text, is_loss), count in losses_of(selected).items():
         losses.add(LossCause(Stage.SAMPLES, "", text, is_loss=is_loss), count)

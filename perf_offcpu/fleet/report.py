@@ -28,19 +28,19 @@ _MOST_STACKS = 2000  # number of heaviest stacks among which stacks with the sam
 
 @frozen
 class Head:
-    """Facts on a selection for the lines above a view: source, hosts, recorded time, events."""
+    """Facts on a selection for the lines above a view: source, hosts, recorded time, events, losses."""
 
-    source: str
-    selection: str
+    source: str  # path or URL of the dataset
+    selection: str  # its criteria in words
     hosts: int
     recorded_ns: int  # of all hosts together
-    first_ns: int  # begin and end of the recorded time, UTC
+    first_ns: int  # begin and end of the recorded time, ns since 1970, UTC
     last_ns: int
     periods: tuple[int, ...]  # off-CPU time that a sample stands for, of hosts that sampled waits
     events: tuple[str, ...]
     unit: str  # of weights: "ns", or "" for occurrences
-    losses: dict[str, int]
-    notes: dict[str, int]
+    losses: dict[str, int]  # cause → count
+    notes: dict[str, int]  # likewise, of facts that are no losses
     gaps: tuple[queries.Gap, ...]  # longest first
 
 
@@ -61,7 +61,7 @@ class Row:
 
 @frozen
 class Table:
-    """Rows by some keys, heaviest first, or longest blocked first."""
+    """Table of sums of samples by keys, heaviest rows first; with `by_blocked`, longest blocked first."""
 
     keys: tuple[str, ...]
     rows: list[Row]
@@ -77,7 +77,7 @@ class Table:
 
 @frozen
 class StackRow:
-    """Sum of the samples of one comm with one stack, functions by name."""
+    """Sum of the samples of one comm with the same stack of function names."""
 
     comm: str
     frames: Sequence[Name]  # root first, the comm itself not included
@@ -88,7 +88,7 @@ class StackRow:
 
 @frozen
 class StackTable:
-    """Heaviest stacks by comm, in order, and number and weight of all stacks."""
+    """The heaviest stacks, largest weight first."""
 
     rows: list[StackRow]
     stacks: int  # number of stacks, those over the limit included
@@ -96,7 +96,7 @@ class StackTable:
 
 
 def head_of(selected: Selected) -> Head:
-    """Return the facts about a selection; raise UsageError for an unknown event, or weights that do not add up."""
+    """Return the facts on a selection; raise UsageError for an unknown event, or for events of different units."""
     spans, selection = selected.spans, selected.selection
     unit = unit_of(selection.events)
     _check_events(selected)
@@ -130,8 +130,9 @@ def _check_events(selected: Selected) -> None:
 
 
 def tables_of(selected: Selected, keys: Sequence[str], limit: int | None) -> tuple[list[Table], int]:
-    """Return the tables of a report, of at most `limit` rows, and the weight in them of threads that wait for work.
-    `keys`: `queries.KEYS`, labels, BLOCKED; default: class (of tasks: object), service, host and comm."""
+    """Return the tables of a report, of at most `limit` rows each (None: all), and the weight of idle threads in them.
+    `keys` of one table: of `queries.KEYS`, labels of hosts, BLOCKED. Without keys: a table each by class (of tasks:
+    object), service, host and comm."""
     if keys:
         by_blocked = BLOCKED in keys
         kept = tuple(key for key in keys if key != BLOCKED) or ("class",)
@@ -152,7 +153,7 @@ def _idle_weight(selected: Selected, groups: Any) -> int:
 
 
 def stacks_of(selected: Selected, limit: int | None) -> StackTable:
-    """Return the heaviest stacks, at most `limit`; stacks with the same names of functions are one."""
+    """Return the heaviest stacks, at most `limit` (None: all); stacks of the same function names are one."""
     most = None if limit is None else max(_MOST_STACKS, 20 * limit)
     sums = grouped(selected, _TOP_KEYS).select(*_TOP_KEYS, "weight", "waits", "first_ns")  # reads no others
     groups = selected.tables.engine.run(ranked(sums, most))
@@ -194,7 +195,7 @@ def _table(
 
 
 def _all(columns: dict[str, list[Any]]) -> tuple[int, int]:
-    """Return number and weight (ns) of all groups, also of those beyond the limit."""
+    """Return number and weight of all groups from the `columns` of a `ranked` table, which may leave out some."""
     return (columns["all_groups"][0], columns["all_weight"][0]) if columns["all_groups"] else (0, 0)
 
 
@@ -207,6 +208,6 @@ def _label(key: str, value: Any, hosts: dict[str, str]) -> str:
 
 
 def labels_of_rows(selected: Selected, keys: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> list[tuple[str, ...]]:
-    """Return the values of keys as printable texts, with names of hosts in place of ids."""
+    """Convert rows of values of `keys` to printable texts, with names of hosts in place of ids."""
     names = host_names(selected)
     return [tuple(_label(key, value, names) for key, value in zip(keys, row, strict=True)) for row in rows]

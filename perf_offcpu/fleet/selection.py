@@ -68,8 +68,8 @@ def utc(ns: int) -> str:
 
 
 def parse_time(option: str, text: str, now_ns: int) -> int:
-    """Return the ns since 1970 of `2026-11-22T14:00`, of `14:00` (today, UTC) or of `-2h`; else raise UsageError. A
-    time before 1970 becomes 1970, a time after 2200 becomes 2200: no dataset has others."""
+    """Parse `2026-11-22T14:00`, `14:00` (today, UTC) or `-2h` (before `now_ns`) to ns since 1970, within 1970 to 2200;
+    raise UsageError, which names the `option`, for other texts."""
     ago_ns = time_ns(text[1:]) if text.startswith("-") else None
     if ago_ns is not None:
         return max(0, now_ns - ago_ns)
@@ -87,7 +87,7 @@ def parse_time(option: str, text: str, now_ns: int) -> int:
 
 
 def parse_labels(option: str, texts: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Return name → values of texts such as `service=web`; several values of a name are alternatives."""
+    """Parse texts such as `service=web` to name → alternative values; raise UsageError, which names the `option`."""
     labels: dict[str, tuple[str, ...]] = {}
     for text in texts:
         match = _LABEL.fullmatch(text)
@@ -98,8 +98,8 @@ def parse_labels(option: str, texts: Iterable[str]) -> dict[str, tuple[str, ...]
 
 
 def baseline(selection: Selection, text: str, now_ns: int) -> Selection:
-    """Return a selection with other hosts or times: `version=1.4`, or `since=-2d,until=-1d`; else raise UsageError.
-    Given labels replace labels of the same name; a given time or host replaces times or hosts."""
+    """Return the baseline of a selection by the argument of --baseline, `version=1.4` or `since=-2d,until=-1d`: labels
+    replace labels of the same name, a time or host replaces all times or hosts. Raise UsageError for other texts."""
     labels = parse_labels("--baseline", text.split(","))
     times = {name: labels.pop(name)[-1] for name in ("since", "until") if name in labels}
     if times:
@@ -115,7 +115,7 @@ def baseline(selection: Selection, text: str, now_ns: int) -> Selection:
 
 
 def filtered(samples: Any, selection: Selection) -> Any:
-    """Return the rows of an Ibis table `samples` that match all criteria but hosts and labels."""
+    """Filter the Ibis table `samples` by all criteria but hosts and labels (see `hosts.of_hosts`)."""
     import ibis
 
     conditions = [samples.event.isin(selection.events), *in_hours(samples, selection)]
@@ -137,7 +137,7 @@ def filtered(samples: Any, selection: Selection) -> Any:
 
 
 def in_hours(table: Any, selection: Selection) -> list[Any]:
-    """Return Ibis conditions on the partitions, so that an engine opens only the folders of the selected hours."""
+    """Return Ibis conditions on the partition columns (date, hour), so that an engine opens only the selected hours."""
     import ibis
 
     conditions = []
@@ -153,7 +153,7 @@ def in_hours(table: Any, selection: Selection) -> list[Any]:
 
 
 def cut_to_times(table: Any, selection: Selection) -> tuple[Any, Any]:
-    """Return Ibis expressions of `begin_ns` and `end_ns` of each row, cut to the selected time."""
+    """Return Ibis expressions of `begin_ns` and `end_ns` of a table's rows, cut to the selected time."""
     import ibis
 
     begin, end = table.begin_ns, table.end_ns
@@ -170,5 +170,5 @@ def _hour(ns: int) -> tuple[datetime.date, int]:
 
 
 def _pattern(text: str) -> str:
-    """Return a pattern of names (* and ?) as a regular expression that all engines know."""
+    """Convert a pattern with * and ? to a regular expression that all engines know."""
     return "".join({"*": ".*", "?": "."}.get(char) or re.escape(char) for char in text)

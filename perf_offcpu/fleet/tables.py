@@ -31,15 +31,15 @@ _LATER = ("gaps",)  # tables that databases of this version may lack
 
 @mutable
 class Tables:
-    """Tables of a dataset as Ibis tables of an engine."""
+    """Tables of a dataset as Ibis tables of an engine, opened at first use."""
 
-    path: str  # of the dataset, as the user named it
+    path: str  # path or URL of the dataset
     engine: Engine
     dataset: "Dataset | None"  # None for a database, which has tables under the same names
     opened: dict[str, Any]  # name → ibis Table
 
     def table(self, name: str) -> Any:
-        """Return a table, without rows if no recording filled it; raise UsageError if it has other columns."""
+        """Return an Ibis table, without rows if nothing was written to it; raise UsageError for missing columns."""
         if name not in self.opened:
             with self.engine.asked():
                 table = self._open(name)
@@ -49,7 +49,8 @@ class Tables:
         return self.opened[name]
 
     def _check_columns(self, name: str, schema: Any) -> None:
-        """Raise UsageError unless the first file has the columns of TABLES; engines compare the other files with it."""
+        """Raise UsageError unless `schema`, that of the table's first file, has the columns of TABLES; engines compare
+        the other files with it."""
         import ibis
 
         for column in TABLES[name]:
@@ -64,8 +65,8 @@ class Tables:
             )
 
     def check_versions(self, until_ns: int | None = None) -> None:
-        """Raise PerfOffcpuError if a segment until `until_ns` is of another version: its rows may mean something else.
-        Only files of table `hosts` are read, for all files of a segment: they are small, and each query reads them."""
+        """Raise PerfOffcpuError if a segment up to `until_ns` (None: any) was written by another version of the schema.
+        Only files of table `hosts`, small ones, are read: each stands for all files of its segment."""
         from perf_offcpu.dataset.parquet import VERSION_KEY, wrong_version
 
         files = self.dataset.files("hosts", None, until_ns) if self.dataset else []
@@ -103,12 +104,12 @@ def _ibis_type(column: Column) -> str:
 
 
 def _plain(type_: Any) -> str:
-    """Return an Ibis type as text without nullability, which not all engines report."""
+    """Format an Ibis type without its nullability, which not all engines report."""
     return str(type_).replace("!", "")
 
 
 def open_tables(path: str, engine: Engine) -> Tables:
-    """Open the tables of the dataset `path`, or of a database by their names alone; raise PerfOffcpuError."""
+    """Open the tables of the dataset `path`; a database's engine looks them up by name. Raise PerfOffcpuError."""
     from perf_offcpu.dataset.dataset import open_dataset
     from perf_offcpu.dataset.parquet import check_version
 
@@ -133,7 +134,7 @@ def open_tables(path: str, engine: Engine) -> Tables:
 
 
 def ask(tables: Tables, query: str) -> dict[str, list[Any]]:
-    """Return the columns of the result of a query: name → values; raise PerfOffcpuError."""
+    """Run a query of the user in the engine's SQL; return column name → values; raise PerfOffcpuError."""
     tables.check_versions()
     for name in TABLES:
         if re.search(rf"\b{name}\b", query, re.IGNORECASE):
@@ -142,12 +143,12 @@ def ask(tables: Tables, query: str) -> dict[str, list[Any]]:
 
 
 def document(columns: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
-    """Return the rows of a result as a JSON document: numbers stay exact, NaN and infinity become null."""
+    """Convert a result (column → values) to rows as JSON objects: integers stay exact, NaN and infinity become null."""
     return [dict(zip(columns, map(_plain_value, row), strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def _plain_value(value: Any) -> Any:
-    """Return a value as JSON can hold it: numbers and texts as they are, others, such as times, as text."""
+    """Convert a value to what JSON can hold; values that are no number, text, list or map, such as times, to text."""
     if isinstance(value, Mapping):
         return {str(key): _plain_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -163,7 +164,7 @@ def _plain_value(value: Any) -> Any:
 
 
 def lines(columns: dict[str, list[Any]]) -> Iterator[str]:
-    """Return a text table of a result."""
+    """Yield the lines of a text table of a result (column → values)."""
     if not columns:
         return
     yield from lay_out([_column(name, values) for name, values in columns.items()], None)

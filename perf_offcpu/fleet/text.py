@@ -22,7 +22,7 @@ _HOUR = 3600 * 10**9
 
 
 def head(facts: Head, style: Style) -> Iterator[str]:
-    """Return the lines above a view: its dataset, selection, hosts and losses."""
+    """Yield the lines above a view: dataset, selection, hosts, and the sampling period if waits were sampled."""
     yield say.comment(f"Dataset:  {facts.source}")
     yield say.comment(f"Selected: {facts.selection}")
     times = f"{utc(facts.first_ns)} to {utc(facts.last_ns)} UTC, {hours(facts.recorded_ns)} in all"
@@ -36,12 +36,12 @@ def head(facts: Head, style: Style) -> Iterator[str]:
 
 
 def hours(ns: int) -> str:
-    """Return a time in s or hours: `12.0 s`, `3.5 h`."""
+    """Format a time in s or, from one hour on, in hours: `12.0 s`, `3.5 h`."""
     return f"{ns / 1e9:.1f} s" if ns < _HOUR else f"{ns / _HOUR:.1f} h"
 
 
 def report(facts: Head, tables: Sequence[Table], idle: int, causes: FleetCauses | None, style: Style) -> Iterator[str]:
-    """Return the lines of a report."""
+    """Yield the lines of `fleet report`; `idle`: weight of idle threads in `tables`."""
     yield from head(facts, style)
     if causes is not None and causes.whole:
         yield from _first_screen(causes, facts, style)
@@ -57,7 +57,7 @@ def report(facts: Head, tables: Sequence[Table], idle: int, causes: FleetCauses 
 
 
 def _first_screen(ranking: FleetCauses, facts: Head, style: Style) -> Iterator[str]:
-    """Return the lines of the ranking of causes of waits."""
+    """Yield the lines of the ranking of causes, the first part of the report."""
     total, causes = ranking.whole, ranking.causes
     on_cpu = sum(cause.weight for cause in causes if cause.wait_class in FOR_CPU)
     blocked = total - on_cpu - (ranking.running or 0)
@@ -91,14 +91,14 @@ def _rounded(weight: int, whole: int) -> str:
 
 
 def _largest(weights: dict[str, int]) -> str:
-    """Return the names with the largest weights, at most two, and the number of the others."""
+    """Format the first two names of `weights` (name → weight, largest first) and the number of further ones."""
     names = [name or say.NOT_KNOWN for name in weights]
     more = f", {len(names) - 2} more" if len(names) > 2 else ""
     return ", ".join(names[:2]) + more
 
 
 def stacks(facts: Head, table: StackTable, style: Style) -> Iterator[str]:
-    """Return the lines of the heaviest stacks."""
+    """Yield the lines of `fleet top`."""
     yield from head(facts, style)
     yield say.comment(f"Total:    {say.exact_amount(table.weight, facts.unit, style)}")
     yield from say.section(f"Stacks by {_subject(facts)}, {style.order}", style)
@@ -152,7 +152,7 @@ def _subject(facts: Head) -> str:
 
 
 def weight_title(facts: Head) -> str:
-    """Return the title of a column of weights."""
+    """Return the title of a column of weights: `Off-cpu`, the name of the only event, or `Weight`."""
     if _is_waits(facts):
         return "Off-cpu"
     return facts.events[0].capitalize() if len(facts.events) == 1 else "Weight"

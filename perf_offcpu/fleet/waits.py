@@ -25,15 +25,16 @@ _NUMBERS = ("time_ns", "off_ns", "runq_ns", "pid", "tid", "waker_tid")
 
 @frozen
 class LongWait:
-    """Wait of a thread: `columns` of its row of `samples`, texts printable, and its host's name."""
+    """A single wait: a row of table `samples`, with its stack."""
 
-    host: str
-    columns: dict[str, Any]
+    host: str  # name
+    columns: dict[str, Any]  # column of `samples` (_TEXTS, _NUMBERS) → value; texts are printable
     frames: Sequence[Name]  # root first
 
 
 def longest_waits(selected: Selected, limit: int | None) -> list[LongWait]:
-    """Return the longest single waits, at most `limit`, no sums. Raise UsageError for other events."""
+    """Return at most `limit` single waits (None: 2^20), the longest first; sums of waits are left out. Raise UsageError
+    if other events are selected."""
     import ibis
 
     if selected.selection.events != (EVENT_NAME,):
@@ -63,7 +64,7 @@ def longest_waits(selected: Selected, limit: int | None) -> list[LongWait]:
 
 
 def wait_lines(waits: Sequence[LongWait], facts: Head, style: Style) -> Iterator[str]:
-    """Return the lines of `fleet waits`."""
+    """Yield the lines of `fleet waits`."""
     yield from head(facts, style)
     yield from say.section("Longest waits, at their end in UTC", style)
     for wait in waits:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare selections of a dataset, by keys, by comm and by stack. Rates are off-CPU time per second recorded, of hosts;
-or of blocks of time, where one host is compared with itself."""
+"""Compare two selections of a dataset by keys, by comm and by stack. Compared are rates (weight, such as ns off CPU,
+per recorded ns) of hosts; or of blocks of time, if both selections are of the same single host."""
 
 import math
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ Key = tuple[Any, ...]
 
 @frozen
 class Cube:
-    """Sums of a selection's samples by unit (host, or block of time) and keys, a table that the engine keeps."""
+    """Weight and number of waits of a selection by unit (host, or block of time) and keys, as a table of the engine."""
 
     selected: Selected
     groups: Any  # an Ibis table
@@ -45,7 +45,7 @@ class Cube:
     unit: str = "host"
 
     def folded(self, columns: Sequence[str], most: int | None = None) -> dict[str, list[Any]]:
-        """Return column → values of the sums by `columns`, a part of the keys; with `most`, only the heaviest rows."""
+        """Sum the table over all keys but `columns`; return column → values, of the `most` heaviest rows if given."""
         sums = folded(self.groups, columns)
         return self.selected.tables.engine.run(sums if most is None else ranked(sums, most))
 
@@ -58,7 +58,8 @@ def cube_of(selected: Selected, keys: Sequence[str]) -> Cube:
 
 def cubes_of(before: Selected, after: Selected, keys: Sequence[str]) -> tuple[Cube, Cube]:
     """Sum the samples of two selections by keys and host; by keys and block of time if both have the same single host.
-    Blocks of one host have the same length on both sides: a _BLOCKS-th of the shorter selection."""
+    All blocks have the same length: 1 / _BLOCKS of the shorter selection, at least _LEAST_NS. Raise UsageError if the
+    two selected times of that host overlap."""
     hosts = [{host for host, ns in side.recorded.items() if ns > 0} for side in (before, after)]
     if hosts[0] != hosts[1] or len(hosts[0]) != 1:
         return cube_of(before, keys), cube_of(after, keys)
@@ -79,15 +80,16 @@ def cubes_of(before: Selected, after: Selected, keys: Sequence[str]) -> tuple[Cu
 
 
 def heaviest(cubes: Sequence[Cube], keys: Sequence[str]) -> list[Key]:
-    """Return the values of the keys of the heaviest rows of all cubes, sorted. The order makes results repeatable:
-    engines return rows of equal weight in any order, and the last digit of a sum depends on the order."""
+    """Return a tuple of the keys' values for each of the MOST heaviest rows of any cube, sorted by their repr: engines
+    return rows in any order, on which the last digit of a sum would depend."""
     columns = [column_of(key) for key in keys]
     results = [cube.folded(columns, MOST) for cube in cubes]
     return sorted({row for rows in results for row in records(rows, columns)}, key=repr)
 
 
 def rates(cube: Cube, keys: Sequence[str], rows: Sequence[Key]) -> F64:
-    """Return float64[2, units, rows]: weight, and number of waits, by recorded ns of the unit; 0 without samples."""
+    """Return float64[2, units, rows], 0 without samples: [0] weight and [1] number of waits per recorded ns of the unit
+    (host or block). `rows`: values of `keys`."""
     import ibis
 
     columns = [column_of(key) for key in keys]
@@ -107,12 +109,11 @@ def rates(cube: Cube, keys: Sequence[str], rows: Sequence[Key]) -> F64:
 
 @frozen
 class Lengths:
-    """Numbers and lengths of the waits of a row, before and after. A mean is that of all waits of the side; `p` is of
-    the difference between the hosts' means, on a scale of ratios (`fleet.diff.significance`)."""
+    """Number and length of the waits of a compared row, (before, after) each."""
 
-    waits: tuple[float, float]  # means of the hosts' rates, waits / recorded ns
-    mean_ns: tuple[float, float]
-    p: float
+    waits: tuple[float, float]  # mean over the hosts of waits / recorded ns
+    mean_ns: tuple[float, float]  # mean length of all waits of the side
+    p: float  # of the change of the logarithm of the hosts' mean lengths (`fleet.diff.significance`)
     p99_ns: tuple[float, float] | None = None  # at most 2.2 % off (`queries.lengths_of`); None: not known
 
     @property
@@ -128,14 +129,14 @@ class Lengths:
 
 @frozen
 class Change:
-    """Row of a comparison; `before` and `after` are means of the hosts' rates, weight / recorded ns."""
+    """Row of a comparison: rates (weight / recorded ns, mean over the hosts) before and after, and p of the change."""
 
-    values: tuple[str, ...]
-    frames: tuple[Name, ...]  # of a stack, root first
+    values: tuple[str, ...]  # texts of the keys
+    frames: tuple[Name, ...]  # of a stack, root first; () in tables by other keys
     before: float
     after: float
     p: float  # see `fleet.diff.significance`
-    lengths: Lengths | None = None  # None: of other events than waits, or one side has no waits
+    lengths: Lengths | None = None  # None: the samples are no waits, or one side has none
 
     @property
     def change(self) -> float:
@@ -154,8 +155,8 @@ class Change:
 
     @property
     def is_closed_loop(self) -> bool:
-        """Return True if waits became longer and about as much rarer, or shorter and more frequent: as where each
-        request waits for the one before, and the time that is waited in a second hardly changes."""
+        """Return True if waits became longer and rarer by about the same factor, or shorter and more frequent, as in a
+        closed loop, where each request waits for the one before: the rate of off-CPU time hardly changes."""
         lengths = self.lengths
         if lengths is None or not lengths.is_significant or not self.before or not self.after:
             return False
@@ -165,7 +166,7 @@ class Change:
 
 @frozen
 class Changes:
-    """Compared rows of some keys: significant ones first, then by absolute change."""
+    """Table of a comparison by `keys`: rows with a significant change first, then by absolute change."""
 
     keys: tuple[str, ...]
     rows: list[Change]
@@ -185,17 +186,18 @@ class Comparison:
 
 
 def compare(before: Selected, after: Selected, keys: Sequence[str]) -> Comparison:
-    """Compare two selections by `keys`, by comm and by stack; raise UsageError if a side has one host or none."""
+    """Compare two selections by `keys`, by comm and by stack; raise UsageError if a side has fewer than two hosts (or
+    blocks of time, where the same single host is compared)."""
     needed = [*keys, *(key for key in STACK if key not in keys)]
     sides = _Sides(*cubes_of(before, after, needed))
-    tables = [_by_keys(sides, keys_of_table) for keys_of_table in dict.fromkeys((tuple(keys), ("comm",)))]
+    tables = [_changes_by_keys(sides, table_keys) for table_keys in dict.fromkeys((tuple(keys), ("comm",)))]
     total = sides.changes((), [()], [()], sides.totals(), sides.percentiles((), [()])).rows[0]
     block_ns = sides.cubes[1].selected.block_ns
-    return Comparison(sides.paired, sides.hosts, sides.left_out, total, [*tables, _by_stack(sides)], block_ns)
+    return Comparison(sides.paired, sides.hosts, sides.left_out, total, [*tables, _changes_by_stack(sides)], block_ns)
 
 
 class _Sides:
-    """The two selections of a comparison, cut to the hosts that are compared."""
+    """The two selections of a comparison (before, after), cut to the compared hosts, or blocks of time of one host."""
 
     def __init__(self, before: Cube, after: Cube) -> None:
         self.cubes = before, after
@@ -216,11 +218,12 @@ class _Sides:
             )
 
     def rates(self, keys: Sequence[str], rows: Sequence[Key]) -> list[F64]:
-        """Return the rates of the rows on both sides, of weights and of waits: float64[2, hosts, rows] each."""
+        """Return the rates of `rows`, values of `keys`, before and after: float64[2, hosts, rows] each, [0] weight and
+        [1] waits per recorded ns."""
         return [rates(cube, keys, rows)[:, hosts] for cube, hosts in zip(self.cubes, self._rows, strict=True)]
 
     def totals(self) -> list[F64]:
-        """Return the rates over all rows on both sides: float64[2, hosts, 1] each."""
+        """Return the rates of all samples before and after: float64[2, hosts, 1] each, as `rates` does."""
         sides = []
         for cube, hosts in zip(self.cubes, self._rows, strict=True):
             sums = cube.folded([cube.unit])
@@ -232,7 +235,7 @@ class _Sides:
         return sides
 
     def percentiles(self, keys: Sequence[str], rows: Sequence[Key]) -> list[tuple[float, float] | None]:
-        """Return the 99th percentiles of the lengths of waits, before and after, of each row; None if not known."""
+        """Return (before, after) for each row: 99th percentile of the lengths of its waits, ns; None if not known."""
         if not self._are_waits:
             return [None] * len(rows)
         sides = []
@@ -250,8 +253,8 @@ class _Sides:
         sides: Sequence[F64],
         percentiles: Sequence[tuple[float, float] | None] = (),
     ) -> Changes:
-        """Return changes of `labels`, values of `keys`, with `frames`. `sides`: as of `rates`, before and after;
-        `percentiles`: of lengths of waits of each row, if they are known."""
+        """Return a table with a row for each of `labels`, the texts of `keys`, and its `frames`. `sides`: the results
+        of `rates`; `percentiles`: the result of `percentiles`, () for none."""
         verdicts = self._verdicts(*(side[0] for side in sides))
         means = [side[0].mean(axis=0).tolist() for side in sides]
         lengths = self._lengths(*sides) if self._are_waits else [None] * len(labels)
@@ -272,8 +275,8 @@ class _Sides:
         return compare_pairs(after - before) if self.paired else compare_groups(before, after)
 
     def _lengths(self, before: F64, after: F64) -> list[Lengths | None]:
-        """Return number and mean length of the waits of each row; arguments as of `rates`. A host without waits of the
-        row counts as one with the mean of all: it says nothing about lengths."""
+        """Return number and mean length of the waits of each row, None if a side has no waits; the arguments are the
+        results of `rates`. A host without waits in a row counts as one with the mean of all hosts."""
         sides, hosts = (before, after), len(before[0])
         weight, waits = (np.concatenate([side[part] for side in sides]) for part in (0, 1))
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -293,14 +296,14 @@ class _Sides:
         ]
 
 
-def _by_keys(sides: _Sides, keys: tuple[str, ...]) -> Changes:
+def _changes_by_keys(sides: _Sides, keys: tuple[str, ...]) -> Changes:
     rows = heaviest(sides.cubes, keys)
     labels = labels_of_rows(sides.cubes[1].selected, keys, rows)
     return sides.changes(keys, labels, [()] * len(rows), sides.rates(keys, rows), sides.percentiles(keys, rows))
 
 
-def _by_stack(sides: _Sides) -> Changes:
-    """Return the changes by comm and stack; stacks with the same names of functions are one row."""
+def _changes_by_stack(sides: _Sides) -> Changes:
+    """Return the changes by comm and stack; stacks of the same function names are one row."""
     rows = heaviest(sides.cubes, STACK)
     first_ns: dict[int, int] = {}  # of a sample of each stack: the folder of that hour holds its names
     for cube in sides.cubes:

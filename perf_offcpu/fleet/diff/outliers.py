@@ -25,30 +25,30 @@ _SMALLEST = 0.01  # smallest difference that matters, as a part of the whole rat
 
 @frozen
 class Outlier:
-    """Host whose rate is unlike the rates of the other hosts of its service."""
+    """Host whose rate (weight / recorded ns) in one row is unlike the rates of the other hosts of its service."""
 
     host: str
     group: str  # value of the label `service`; "" without one
-    values: tuple[str, ...]
+    values: tuple[str, ...]  # texts of the keys of the row
     rate: float
-    median: float  # of the group's hosts
+    median: float  # rate of the median host of the group
     z: float
 
 
 @frozen
 class Outliers:
-    """Result of the search for outliers, the most deviant first."""
+    """Result of the search for outliers."""
 
     keys: tuple[str, ...]
-    rows: list[Outlier]
-    limit: float  # |z| from which on a row is shown
-    groups: int
-    hosts: int  # compared
-    left_out: int  # in groups of fewer than five hosts
+    rows: list[Outlier]  # largest |z| first
+    limit: float  # |z| from which on a host is an outlier
+    groups: int  # number of groups compared
+    hosts: int  # number of hosts compared
+    left_out: int  # number of hosts in groups of fewer than FEWEST
 
 
 def outliers_of(selected: Selected, keys: Sequence[str]) -> Outliers:
-    """Find the hosts with rates unlike those of the other hosts of their service."""
+    """Find the hosts whose rates, by `keys`, are unlike those of the other hosts of their service."""
     cube = cube_of(selected, keys)
     rows = heaviest([cube], keys)
     labels, rate = labels_of_rows(selected, keys, rows), rates(cube, keys, rows)[0]
@@ -59,10 +59,8 @@ def outliers_of(selected: Selected, keys: Sequence[str]) -> Outliers:
         groups.setdefault(service_of[host], []).append(host)
     compared = {service: hosts for service, hosts in groups.items() if len(hosts) >= FEWEST}
     number = sum(map(len, compared.values()))
-    limit, row_of = (
-        errors_needed(number * len(rows), least=_LIMIT),
-        {host: row for row, host in enumerate(cube.recorded)},
-    )
+    limit = errors_needed(number * len(rows), least=_LIMIT)
+    row_of = {host: row for row, host in enumerate(cube.recorded)}
     outliers = []
     for service, hosts in compared.items():
         part = rate[[row_of[host] for host in hosts]]
@@ -76,7 +74,8 @@ def outliers_of(selected: Selected, keys: Sequence[str]) -> Outliers:
 
 
 def robust_z(values: F64) -> F64:
-    """Return float64[hosts, rows]: z of each value in its column; 0 if all values are equal."""
+    """Return float64[hosts, rows]: the robust z (see the module) of each value within its column; 0 if all are
+    equal."""
     away = values - np.median(values, axis=0)
     spread = 1.4826 * np.median(np.abs(away), axis=0)
     spread = np.where(spread > 0, spread, 1.2533 * np.abs(away).mean(axis=0))

@@ -28,16 +28,17 @@ _TINY = 1e-9  # spread, as a part of a row's mean, below which it is taken for a
 
 @frozen
 class Verdicts:
-    """p values of n rows, adjusted for their number, by a permutation test."""
+    """Result of a permutation test of n rows."""
 
-    p: F64  # float64[n]
+    p: F64  # float64[n], adjusted for the number of rows
     assignments: int  # number of assignments of hosts that were tried, the one in the data included
     exact: bool  # True if all possible assignments were tried
     least_p: float  # no p can be smaller
 
 
 def compare_groups(before: F64, after: F64) -> Verdicts:
-    """Compare two groups of different hosts, two at least in each: float64[hosts, rows], the rates."""
+    """Test the rates of two groups of different hosts, at least two in each; `before`, `after`: float64[hosts,
+    rows]."""
     values = np.concatenate([before, after])
     hosts, second = len(values), len(after)
     scale = _TINY * np.abs(values).mean(axis=0)
@@ -49,7 +50,7 @@ def compare_groups(before: F64, after: F64) -> Verdicts:
 
 
 def compare_pairs(change: F64) -> Verdicts:
-    """Compare hosts with themselves, two at least: float64[hosts, rows], the differences of the rates."""
+    """Test the changes of the rates of at least two hosts between two times; `change`: float64[hosts, rows]."""
     hosts = len(change)
     scale = _TINY * np.abs(change).mean(axis=0)
     squares = (change**2).sum(axis=0)
@@ -63,9 +64,9 @@ def compare_pairs(change: F64) -> Verdicts:
 
 
 def compare_periods(first: F64, second: F64) -> Verdicts:
-    """Compare blocks of time of a host in two periods, in order: float64[blocks, rows], the rates. Neighbouring blocks
-    are alike, so that they cannot be assigned singly. If nothing changed, a period of the same length that begins
-    anywhere else, in the circle of all blocks, is as likely: these shifts are the assignments."""
+    """Test the rates of a host in two periods; `first`, `second`: float64[blocks, rows], blocks in order of time.
+    Neighbouring blocks are alike, so they cannot be assigned singly. If nothing changed, a second period of the same
+    length that begins anywhere else in the circle of all blocks is as likely: these shifts are the assignments."""
     values, later = np.concatenate([first, second]), np.repeat([0.0, 1.0], [len(first), len(second)])
     shifts = np.array([np.roll(later, step) for step in range(len(values))])
     scale = _TINY * np.abs(values).mean(axis=0)
@@ -76,7 +77,8 @@ def compare_periods(first: F64, second: F64) -> Verdicts:
 
 
 def _welch(second: F64, values: F64, scale: F64) -> F64:
-    """Return Welch's t [assignments, rows]. `second` [assignments, hosts]: 1 in group 2. `scale`: added to errors."""
+    """Return Welch's t, float64[assignments, rows], of `values` [hosts, rows]. `second` [assignments, hosts]: 1 for the
+    hosts of group 2, else 0; `scale` [rows]: added to each standard error, against errors of rounding."""
     sums, squares = values.sum(axis=0), (values**2).sum(axis=0)
     n2 = second.sum(axis=1)[:, None]
     n1 = len(values) - n2
@@ -94,8 +96,9 @@ def _ratio(change: F64, error: F64) -> F64:
 def _verdicts(
     observed: F64, assignments: F64, statistic: Callable[[F64], F64], possible: float, twins: int
 ) -> Verdicts:
-    """Return p of each row: the share of `assignments` whose largest |t| reaches the |t| of the row in `observed`.
-    `possible`: number of all assignments; `twins`: 2 if swapping the sides of one, which keeps |t|, gives another."""
+    """Return p of each row: the share of `assignments` whose largest |t| of all rows reaches the row's `observed` |t|.
+    `statistic`: assignments → t [assignments, rows]; `possible`: number of all assignments; `twins`: 2 if the two
+    groups of an assignment can be swapped, which keeps |t|, else 1."""
     size = np.abs(observed) * (1 - 1e-9)  # sums in another order differ by rounding
     reached = np.zeros(len(observed), np.int64)
     for index in range(0, len(assignments), _AT_ONCE):
@@ -109,7 +112,8 @@ def _verdicts(
 
 
 def _subsets(hosts: int, second: int) -> F64:
-    """Return float64[n, hosts], 1 for the `second` hosts of the second group: all choices if few, else random ones."""
+    """Return float64[n, hosts], in each row 1 for the `second` hosts in group 2, else 0: all choices if there are at
+    most _ASSIGNMENTS, else so many random ones."""
     if math.comb(hosts, second) <= _ASSIGNMENTS:
         chosen = np.array(list(itertools.combinations(range(hosts), second)), np.int64)
     else:
@@ -121,7 +125,8 @@ def _subsets(hosts: int, second: int) -> F64:
 
 
 def _signs(hosts: int) -> F64:
-    """Return float64[n, hosts] of 1 and -1: all combinations of signs if they are few, else random ones."""
+    """Return float64[n, hosts] of 1 and -1: all combinations if there are at most _ASSIGNMENTS, else so many random
+    ones."""
     if 2**hosts <= _ASSIGNMENTS:
         return np.array(list(itertools.product((1.0, -1.0), repeat=hosts)), np.float64)
     return np.random.default_rng(_SEED).choice((1.0, -1.0), (_ASSIGNMENTS, hosts))

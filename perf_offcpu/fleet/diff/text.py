@@ -20,7 +20,7 @@ from perf_offcpu.units import UNITS
 
 @frozen
 class _Rates:
-    """Formatter of rates of a selection, such as `Off-cpu ms` per second or `Instructions` per second."""
+    """Formatter of the rates of a selection: weight per second, as `Off-cpu ms` or `Instructions`."""
 
     style: Style
     facts: Head
@@ -32,21 +32,21 @@ class _Rates:
 
     @property
     def subject(self) -> str:
-        """Return the name of weights, with their unit."""
+        """Return the name of weights with their unit, such as `Off-cpu ms`."""
         return f"{weight_title(self.facts)} {self.unit}".rstrip()
 
     def text(self, rate: float, *, sign: bool = False) -> str:
-        """Return a rate, weight per recorded ns, as text: weight per second."""
+        """Format a rate (weight per recorded ns) as weight per second; `sign`: also with a plus sign."""
         value = rate * 1e9 / (UNITS[self.unit] if self.unit else 1)
         return f"{value:+.3f}" if sign else f"{value:.3f}"
 
     def both(self, row: Change) -> str:
-        """Return the rates before and after a change."""
+        """Format the rates of a row as `before → after`."""
         return f"{self.text(row.before)} → {self.text(row.after)}"
 
 
 def comparison(compared: Comparison, old: Head, new: Head, style: Style, limit: int | None) -> Iterator[str]:
-    """Return the lines of a comparison."""
+    """Yield the lines of `fleet diff --baseline`, at most `limit` rows of each table (None: all)."""
     yield from head(new, style)
     yield say.comment(f"Baseline: {old.selection}")
     yield from map(say.comment, wrapped(_method(compared)))
@@ -137,7 +137,7 @@ def _length_columns(rows: Sequence[Change], style: Style) -> Iterator[Column]:
 
 
 def _each(lengths: Lengths, style: Style) -> str:
-    """Return changes of waits in words: mean and p99 (before → after), number of waits."""
+    """Format how waits changed: mean and p99 length as `before → after`, number of waits in percent."""
     tail = f", p99 {_both(lengths.p99_ns, style)} {style.unit}" if lengths.p99_ns else ""
     number = f"{_ratio_text(lengths.waits)} waits"
     mean = f"{_both(lengths.mean_ns, style)} {style.unit} a wait, {_ratio_text(lengths.mean_ns)}, p {lengths.p:.4f}"
@@ -153,8 +153,8 @@ def _ratio_text(sides: tuple[float, float]) -> str:
 
 
 def _closed_loop(total: Change, loops: Sequence[str]) -> str:
-    """Return a sentence: waits changed their length, and their number the other way, so judge by the length, not by
-    time per second. `loops`: names of the rows for which that is so; `total`: the change of all waits."""
+    """Return the sentence on closed loops (`Change.is_closed_loop`), which says to judge by the length of waits.
+    `loops`: names of the rows that are one; `total`: the change of all waits."""
     names = f" ({', '.join(loops)})" if loops else ""
     lengths = total.lengths
     figures = f" ({_ratio_text(lengths.mean_ns)} in all)" if lengths and total.is_closed_loop else ""
@@ -165,7 +165,7 @@ def _closed_loop(total: Change, loops: Sequence[str]) -> str:
 
 
 def outliers(unlike: Outliers, new: Head, style: Style, limit: int | None) -> Iterator[str]:
-    """Return the lines about hosts that are unlike the others."""
+    """Yield the lines of `fleet diff` without a baseline, at most `limit` outliers (None: all)."""
     rates = _Rates(style, new)
     yield from head(new, style)
     groups = f" in {unlike.groups} services" if unlike.groups > 1 else ""

@@ -6,6 +6,7 @@ import json
 import os
 import time
 import uuid
+import zlib
 from collections import Counter
 from pathlib import Path
 
@@ -136,11 +137,12 @@ def test_other_folders_and_files_are_left_alone(tmp_path: Path) -> None:
     assert hour_of_folder("date=2026-02-30", "hour=00") is None
 
 
-def test_a_damaged_note_is_one_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize("note", [b"x", zlib.compress(b"[" * 100_000), zlib.compress(b'{"files": 1}')])
+def test_a_damaged_note_is_one_sentence(note: bytes, tmp_path: Path) -> None:
     dataset = open_dataset(str(tmp_path), make=True)
     folder = "samples/date=2026-01-01/hour=00"
     for name in ("compacted-0123456789abcdef.parquet", "_compacted-0123456789abcdef.json.zz", "a.parquet"):
-        put(dataset.store, f"{folder}/{name}", b"x")
+        put(dataset.store, f"{folder}/{name}", note)
     with pytest.raises(PerfOffcpuError, match="json.zz: is damaged"):
         dataset.files("samples")
 
@@ -209,7 +211,16 @@ def test_takeover_and_void_leases(store: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{}", b"[" * 4000, b"\xff", b'{"holder": "x", "renewed_ns": "y"}', b" " * 9999]
+    "content",
+    [
+        b"",
+        b"{}",
+        b"[" * 4000,
+        b"\xff",
+        b'{"holder": "x", "renewed_ns": "y"}',
+        b'{"renewed_ns": 1%s, "utc_s": 0}' % (b"0" * 400),
+        b" " * 9999,
+    ],
 )
 def test_damaged_leases_are_void(store: Store, content: bytes) -> None:
     put(store, PATH, content)
