@@ -6,8 +6,8 @@ from wake-up to switch-in lies in it as a slice of its own, "run queue". Who wok
 slice on the waker's track to the wait. CPU samples are instants. Thread states are in Perfetto's native format only:
 `ph:"T"` is one to Perfetto and a step of an asynchronous event to chrome://tracing, which warns of each.
 
-Sums of short waits and samples without a time have a weight but no place: they stand in a process of their
-own, one after the other. So the durations of all slices of category "offcpu" add up to the profile.
+Sums of short waits and samples without a time have a weight but no place in time: they stand in a process of their own,
+one after the other. So the durations of all slices of category "offcpu" add up to the profile.
 
 A critical path (`options.path`) is a process of its own with one track, its slices side by side. Tasks of event loops
 and goroutines are further tracks of their process, category "task", whose numbers are no threads.
@@ -63,7 +63,7 @@ def write(profile: Profile, out: TextIO, options: Options) -> None:
 
 
 class _Writer:
-    """Formats the events of one profile, a column at a time."""
+    """Formatter of the trace events of a profile as JSON texts, a block of samples at a time."""
 
     def __init__(self, profile: Profile, options: Options) -> None:
         self.profile, self.samples, self.path = profile, profile.samples, options.path
@@ -87,11 +87,12 @@ class _Writer:
         self.arrow[self.wakeups.arrows] = np.arange(len(self.wakeups.arrows))
 
     def _stacks(self, nodes: I64) -> dict[int, str]:
-        """Return node → the path to it, root first, as a JSON string."""
+        """Return node → its stack, root first, as a JSON string."""
         used = distinct(nodes)
         return dict(zip(used.tolist(), map(json.dumps, text_columns.path_texts(self.tree, used)), strict=True))
 
     def events(self) -> Iterator[list[str]]:
+        """Yield all trace events as JSON texts, in lists of bounded size."""
         yield self._metadata()
         for rows in blocks(np.flatnonzero(self.timeline.waits)):
             yield from self._waits(rows)
@@ -117,17 +118,19 @@ class _Writer:
         return events
 
     def _args(self, rows: I64) -> list[str]:
+        """Return the end of each sample's event: the content of `args`, and two closing braces."""
         details = picked(self.known, self.details.of[rows])
         wakers = picked(self.waker_stacks, self.waker_node[rows])
         return joined(details, wakers, '"stack":', picked(self.stacks, self.node[rows]), "}}")
 
     def _weighed(self, category: str | list[str], rows: I64, when: tuple[Iterable[str], ...]) -> list[str]:
+        """Return a slice for each sample, named after its innermost function; `when`: the result of `_when`."""
         names = picked(self.labels, self.tree.name[self.node[rows]].astype(np.int64))
         return joined('{"ph":"X","cat":"', category, '","name":', names, *when, ',"args":{', self._args(rows))
 
     def _waits(self, rows: I64) -> Iterator[list[str]]:
-        """Return slices and arrows of waits. Events of one time are read in the order of the file: so an arrow comes
-        after the wait in which it ends, and before the run queue within it."""
+        """Yield slices of waits, their wake-up arrows, and run-queue slices. Readers take events of one time in the
+        order of the file: so an arrow comes after the wait in which it ends, and before the run queue within it."""
         times = (self.timeline.begin_ns, self.wakeups.queued_ns, self.timeline.end_ns)
         begin, queued, end = (time_ns[rows] for time_ns in times)
         yield self._weighed("offcpu", rows, self._when(self.track[rows], begin, end))
@@ -138,11 +141,11 @@ class _Writer:
         yield joined('{"ph":"X","cat":"runqueue","name":"run queue"', *when, "}")
 
     def _when(self, tracks: I64, begin_ns: I64, end_ns: I64) -> tuple[Iterable[str], ...]:
-        """Return columns of JSON text that, joined row by row, are the members pid, tid, ts and dur."""
+        """Return columns of JSON texts, which joined are the members pid, tid, ts and dur of an event of each track."""
         return picked(self.ids, tracks), microseconds(begin_ns), ',"dur":', microseconds(end_ns - begin_ns)
 
     def _arrows(self, rows: I64) -> Iterator[list[str]]:
-        """Yield the JSON events of short slices on the wakers' tracks, and of the two ends of each arrow."""
+        """Yield short slices on the wakers' tracks, then the begins and then the ends of wake-up arrows."""
         arrow, queued_ns, waker = self.arrow[rows], self.wakeups.queued_ns[rows], self.wakeups.waker[rows]
         labels = [json.dumps(f"wakes {track.comm}-{track.tid}") for track in self.timeline.tracks]
         at_end = (queued_ns == self.timeline.end_ns[rows]) & (queued_ns > self.timeline.begin_ns[rows])
@@ -184,7 +187,7 @@ class _Writer:
             )
 
     def _sums(self, without_place: I64) -> Iterator[list[str]]:
-        """Yield spans of samples without a place in time (sums), laid end to end on one track per thread."""
+        """Yield slices of samples without a place in time (sums), one after the other on a track for each thread."""
         weight, room = self.samples.period, np.zeros(len(self.samples), np.int64)
         room[without_place] = weight[without_place] + _BETWEEN_SUMS_NS
         begins = text_columns.running_sums(self.track, room)
@@ -197,4 +200,5 @@ class _Writer:
 
 
 def _named(kind: str, pid: int, tid: int, name: str) -> str:
+    """Return the metadata event that names a process or thread (`kind`: process_name, thread_name)."""
     return f'{{"ph":"M","name":"{kind}","pid":{pid},"tid":{tid},"args":{{"name":{json.dumps(name)}}}}}'

@@ -25,12 +25,12 @@ COLUMNS = dict(read_table(__file__))["columns"]
 """Name → meaning of the columns, in order."""
 
 _NUMBERS = "pid tid cpu time_ns switch_out_ns wakeup_ns runq_ns longest_ns asked_ns waker_pid waker_tid".split()
-"""Columns of ProfileSamples that are taken as they are; -1 means: not known."""
+"""Columns of ProfileSamples that become columns of the data frame; -1 becomes a missing value."""
 
 
 def to_dataframe(profile: Profile, library: str = "") -> Any:
-    """Return the samples of a profile as a data frame with the columns COLUMNS. The library is "pandas" or "polars"; ""
-    is the first that is installed. Raises UsageError if the library is not installed."""
+    """Return the samples of a profile as a data frame with the columns COLUMNS, of `library` "pandas" or "polars" ("":
+    the first one installed). Raise UsageError if it is not installed."""
     makers = {"pandas": _pandas, "polars": _polars}
     wanted = [library] if library else list(makers)
     installed = [name for name in wanted if name in makers and importlib.util.find_spec(name)]
@@ -40,7 +40,7 @@ def to_dataframe(profile: Profile, library: str = "") -> Any:
 
 
 def _columns(profile: Profile) -> Iterator[tuple[str, Texts | tuple[NDArray[Any], Bool | None]]]:
-    """Yield (name, column) in the order of COLUMNS; a column is Texts or (values, unknown: bool[n] or None)."""
+    """Yield (name, column) in the order of COLUMNS; a column is Texts or (values, bool[n] of missing ones or None)."""
     samples, held = profile.samples, holders_of(profile).held
     made: dict[str, Any] = sample_texts(profile, classify(profile)) | {
         "period": (samples.period, None),
@@ -56,6 +56,7 @@ def _columns(profile: Profile) -> Iterator[tuple[str, Texts | tuple[NDArray[Any]
 
 
 def _stacks(profile: Profile) -> Texts:
+    """Return the stack of each sample as text, `root;…;leaf`."""
     tree = build_paths(profile, Options())
     nodes, inverse = np.unique(tree.of_sample, return_inverse=True)
     # The root of each path is the comm, which has a column of its own.

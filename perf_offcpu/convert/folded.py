@@ -22,7 +22,7 @@ from perf_offcpu.text import folded_field, folded_root
 
 
 def write(profile: Profile, out: TextIO, options: Options) -> None:
-    """Write all samples. With `options.diff` a line has two weights, the older one first, as of difffolded.pl."""
+    """Write folded stacks; with `options.diff` each has two weights, the older one first, as difffolded.pl writes."""
     factor = unit_factor(profile, options.unit)
     totals = folded_totals(profile, options)
     if options.diff is not None and unit_factor(options.diff, options.unit) == factor:
@@ -37,11 +37,12 @@ def write(profile: Profile, out: TextIO, options: Options) -> None:
 
 
 def _weights(totals: dict[str, int], lines: list[str], factor: int) -> list[int]:
+    """Return the weight of each line, 0 without one, in units of `factor`."""
     return list(in_units(np.array([totals.get(line, 0) for line in lines], np.int64), factor).tolist())
 
 
 def folded_totals(profile: Profile, options: Options) -> dict[str, int]:
-    """Return path (`comm;root;…;leaf`) → summed weight in the unit of the profile, without zeros."""
+    """Sum the weights (periods) of the samples by stack, `comm;root;…;leaf`; sums of 0 are left out."""
     tree = build_paths(profile, options)
     weight = tree.total(profile.samples.period)
     nodes = np.flatnonzero(weight)

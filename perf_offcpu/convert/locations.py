@@ -19,39 +19,40 @@ from perf_offcpu.model.profile import Profile
 from perf_offcpu.text import MISSED_KERNEL_STACK, printable
 
 _MARKS = (*MARKS, MISSED_KERNEL_STACK)
-"""Marks by code: 0 is no mark; the last one is put below the frames of a stack (at the leaf), the others above."""
+"""Marks by code: 0 is no mark; the last one is put at the leaf of a stack, the others at its root."""
 
 T = TypeVar("T")
 
 
 class Mapping(NamedTuple):
-    """Describes a file with code that is mapped."""
+    """A mapped file with code."""
 
-    limit: int  # above the highest address that is used
+    limit: int  # highest address in use + 1
     path: int  # number of the string
     build_id: str
-    has_lines: bool
+    has_lines: bool  # True if a frame has a source line
 
 
 class Location(NamedTuple):
-    """Describes an address in a mapping with its lines, or a mark such as `[missed kernel stack]`."""
+    """An address in a mapping with its lines, or a mark such as `[missed kernel stack]`."""
 
-    mapping: int  # 0 for a mark
-    address: int  # in the file's own numbering; of the kernel absolute
+    mapping: int  # number of the mapping; 0 for a mark
+    address: int  # virtual address in the file; in the kernel absolute
     lines: tuple[tuple[int, int], ...]  # (function, line of the source or 0), the innermost function first
 
 
 class Function(NamedTuple):
-    """Describes a function; all three fields are numbers of strings; `name` is shown, `system_name` the symbol."""
+    """A function; the fields are numbers of strings."""
 
-    name: int
-    system_name: int
-    file: int
+    name: int  # as shown
+    system_name: int  # the symbol
+    file: int  # source file
 
 
 class Locations:
-    """Holds the tables for the stacks of all samples, entry → number in order, from 1; the string "" has number 0. Of
-    the options, `addrs` and `kernel` choose names of functions."""
+    """Tables of the stacks of all samples of a profile: entry → number, from 1; the string "" has number 0. `addrs` and
+    `kernel` of the options choose the names of functions. `of_sample` is int64[samples]: the row of a sample's stack in
+    `stacks`, which are numbers of locations, leaf first."""
 
     def __init__(self, profile: Profile, options: PathOptions) -> None:
         self.profile = profile
@@ -64,7 +65,7 @@ class Locations:
         return self.strings.setdefault(text, len(self.strings))
 
     def _number(self, options: PathOptions) -> tuple[I64, Ragged]:
-        """Fill the tables; return (int64[samples]: row of a sample's stack; stacks as location numbers, leaf first)."""
+        """Fill the tables; return `of_sample` and `stacks`."""
         samples = self.profile.samples
         top, below = marks_of(samples)
         first, group_of = group(samples.stack, top, below)
@@ -77,7 +78,8 @@ class Locations:
         return ids[group_of].astype(np.int64), stacks
 
     def _frames_of(self, stacks: I64) -> Ragged:
-        """Return the frames of each of `stacks` (-1: empty), leaf first; of inlined functions the innermost alone."""
+        """Return the frames (rows of profile.frames) of each of `stacks` (-1: no frames), leaf first. Of frames at one
+        address only the innermost inlined function is in it."""
         profile = self.profile
         tree = PathTree([], profile.stacks.parent, profile.stacks.frame, profile.samples.stack)
         some = np.flatnonzero(stacks >= 0)
@@ -94,7 +96,8 @@ class Locations:
         return Ragged(offsets_of(counts), paths.values[kept][leaf_first])
 
     def _fill(self, used: I64, marks: list[int], options: PathOptions) -> tuple[U64, U64]:
-        """Add locations; return uint64 location numbers twice: of each frame in `used`, and of each row of `_MARKS`."""
+        """Add locations of the frames `used` and of `marks` (indices in _MARKS); return the numbers of the locations,
+        for each of `used`, and for each row of _MARKS (0: not in `marks`)."""
         frames = self.profile.frames
         outer = self._outer()
         rows = used
@@ -130,13 +133,14 @@ class Locations:
         return {row: numbers[index] for row, index in zip(rows.tolist(), name_of.tolist(), strict=True)}
 
     def _outer(self) -> I64:
-        """Return int64[frames]: for an inlined frame, the frame that it was inlined into; else -1."""
+        """Return int64[frames]: for an inlined frame the frame into which it was inlined, else -1."""
         stacks, outer = self.profile.stacks, np.full(len(self.profile.frames), -1, np.int64)
         nodes = np.flatnonzero((self.profile.frames.inline_depth[stacks.frame] > 0) & (stacks.parent >= 0))
         outer[stacks.frame[nodes]] = stacks.frame[stacks.parent[nodes]]
         return outer
 
     def _mapping(self, dso: int) -> Mapping:
+        """Return the mapping of the file whose path is string `dso` of the profile."""
         frames = self.profile.frames
         rows = np.flatnonzero(frames.dso == dso)
         limit, has_lines = int(frames.address[rows].max(initial=0)) + 1, bool((frames.line[rows] > 0).any())
@@ -150,7 +154,7 @@ def _add(table: dict[T, int], row: T) -> int:
 
 
 def _between(inner: U64, rows: Ragged, outer: U64) -> Ragged:
-    """Return the rows with inner[i] before the values of row i and outer[i] after them; 0 adds nothing."""
+    """Insert inner[i] before the values of row i of `rows`, and outer[i] after them; 0 inserts nothing."""
     offsets = offsets_of(rows.lengths + (inner > 0) + (outer > 0))
     values: U64 = np.empty(offsets[-1], np.uint64)
     is_mark: Bool = np.zeros(len(values), np.bool_)

@@ -33,23 +33,23 @@ _BLOCK = 1 << 16
 
 @frozen
 class Content:
-    """Holds the values and labels that are written for each of the n samples of a profile."""
+    """Values and labels to write for each of the n samples of a profile."""
 
     types: list[tuple[str, str]]  # (name, unit) of each sample type; the first is shown by default
     values: list[I64]  # int64[n] for each type
-    label_sets: list[dict[str, str | int]]  # the distinct sets: name → text or number; "" is left out
-    label_set: I64  # int64[n], the set of each sample
+    label_sets: list[dict[str, str | int]]  # distinct sets of labels: name → text or number; "" is left out
+    label_set: I64  # int64[n], index in label_sets
 
 
 def write(profile: Profile, out: BinaryIO, options: Options) -> None:
-    """Write all samples of the profile; its events may have different units."""
+    """Write all samples of a profile, whose events may have different units, as gzipped profile.proto."""
     with gzip.GzipFile("", "wb", _LEVEL, out, mtime=0) as packed:
         for part in encode_content(profile, options, _all_content(profile)):
             packed.write(part)
 
 
 def encode_content(profile: Profile, options: Options, content: Content) -> Iterator[bytes]:
-    """Yield the fields of a Profile message with given values and labels; the strings come last."""
+    """Yield the encoded fields of a Profile message with the samples' stacks and the values and labels `content`."""
     tables = Locations(profile, options)
     string = tables.string
     for name, unit in content.types:
@@ -60,7 +60,7 @@ def encode_content(profile: Profile, options: Options, content: Content) -> Iter
     for location, number in tables.locations.items():
         yield field(4, _location(number, location))
     for function, number in tables.functions.items():
-        yield field(5, field(1, number) + b"".join(field(place, text) for place, text in enumerate(function, 2)))
+        yield field(5, field(1, number) + b"".join(field(id_, text) for id_, text in enumerate(function, 2)))
     if begin := utc_ns(profile):
         yield field(9, begin)
     if profile.meta.duration_ns:
@@ -77,7 +77,7 @@ def utc_ns(profile: Profile) -> int:
 
 
 def _samples(tables: Locations, content: Content) -> Iterator[bytes]:
-    """Yield, in blocks, a Sample field for each distinct pair of stack and label set, with summed values."""
+    """Sum the values by stack and label set; yield a Sample field for each such pair, in blocks."""
     stacks = [field(1, text) for text in ragged(varints(tables.stacks.values), tables.stacks.offsets)]
     labels = from_bytes([_labels(tables, label_set) for label_set in content.label_sets])
     first, group_of = group(tables.of_sample, content.label_set)
@@ -116,6 +116,7 @@ def _location(number: int, location: Location) -> bytes:
 
 
 def _all_content(profile: Profile) -> Content:
+    """Return the values and labels of the pprof file: threads and details of waits."""
     types, values = _values(profile)
     timeline = timeline_of(profile)
     details = details_of(profile, wakeups_of(profile, timeline))
@@ -128,7 +129,7 @@ def _all_content(profile: Profile) -> Content:
 
 
 def _values(profile: Profile) -> tuple[list[tuple[str, str]], list[I64]]:
-    """Return the sample types, as (name, unit), and for each int64[samples], the values."""
+    """Return the sample types, (name, unit), and a column of values, int64[samples], for each."""
     samples, offcpu = profile.samples, profile.is_offcpu()
     in_time = np.array([event.unit == "ns" for event in profile.evsels] + [False])[samples.evsel]
     types = [("off_cpu", "nanoseconds"), ("off_cpu_events", "count"), ("runqueue", "nanoseconds")]

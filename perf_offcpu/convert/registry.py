@@ -32,16 +32,16 @@ MIN_SHARE = 0.5  # percent of the total below which nodes and edges of a graph a
 
 @frozen
 class Options(PathOptions):
-    """Holds the options of all converters. Selecting samples is not one of them: see `analysis.selection.select`."""
+    """Options of all converters. The selection of samples is done before: see `analysis.selection.select`."""
 
-    unit: str = ""  # unit of time of the weights, a key of UNITS; "" as counted (ns for time)
-    form: str = ""  # one of the forms that the format has, see `Format.forms`; "" is the first
+    unit: str = ""  # unit of time of the weights, a key of UNITS; "" for ns
+    form: str = ""  # one of `Format.forms`; "" is the first
     wakers: bool = False  # callgraph: wake-ups between threads instead of calls between functions
     per_thread: bool = False  # graphs of threads: a node for each thread, not for each comm
     objects: bool = False  # show threads and the objects that they wait for, instead of calls
     cascade: Cascade | None = None  # show waits with the waits that they hold up, instead of calls
     path: Lane | None = None  # a critical path, on a track of its own
-    svg: bool = False  # let graphviz draw it
+    svg: bool = False  # write a picture of the graph, drawn by graphviz
     min_share: float = MIN_SHARE  # leave out rows below this percentage of the total
     diff: Profile | None = None  # an older profile to compare with, its events selected alike
     title: str = ""  # title of a picture; "" is one made of what it shows
@@ -52,7 +52,7 @@ class Options(PathOptions):
 
 @frozen
 class Format:
-    """Describes an output format, and calls the module that writes it."""
+    """An output format, and the module that writes it."""
 
     name: str  # the flag of `perf-offcpu convert` without its dashes
     module: str  # the module in `convert` that writes it
@@ -72,13 +72,13 @@ class Format:
         module.write(profile, out, options or Options())
 
     def suffix_for(self, options: Options) -> str:
-        """Return the suffix of the default output name; in formats with forms, followed by the form or `svg`."""
+        """Return the suffix of the default output file, followed by the form, or `svg`, if the format has forms."""
         if not self.forms:
             return self.suffix
         return f"{self.suffix}.{'svg' if options.svg else options.form or self.forms[0]}"
 
     def accept(self, options: Options) -> None:
-        """Raise UsageError if an option is set that this format does not honour."""
+        """Raise UsageError if an option is set that has no effect in this format."""
         default = Options()
         for name in (field.name for field in fields(options)):
             if name not in self.options and getattr(options, name) != getattr(default, name):

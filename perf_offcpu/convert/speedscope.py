@@ -31,12 +31,12 @@ _GAP = -1
 
 
 def write(profile: Profile, out: TextIO, options: Options) -> None:
-    """Write all samples of the profile, thread by thread."""
+    """Write all samples of a profile, thread by thread."""
     _Writer(profile, options).write(out)
 
 
 class _Writer:
-    """Writes one profile. Frames are numbered: names of the paths, then threads, then `NO_PLACE`."""
+    """Formatter of a profile. Frames are numbered: the names of functions, then threads, then `NO_PLACE`."""
 
     def __init__(self, profile: Profile, options: Options) -> None:
         self.profile, self.options = profile, options
@@ -52,6 +52,7 @@ class _Writer:
         self._stacks = {-1: "[]"} | {node: f"[{path}]" for node, path in paths}
 
     def write(self, out: TextIO) -> None:
+        """Write the JSON of the file."""
         profile = self.profile
         head = {
             "$schema": SCHEMA,
@@ -86,15 +87,16 @@ class _Writer:
         return self._profile(track.label, stacks, np.concatenate([weight, self.weight[unplaced]]))
 
     def _profile(self, name: str, stacks: list[str], weights: I64) -> Iterator[str]:
-        """Yield the JSON of a `sampled` profile; its end is the sum of its weights, as speedscope computes it."""
+        """Yield the JSON of a profile of type `sampled`; `stacks`: JSON arrays of frame numbers, `weights` of each."""
         numbers = weights.tolist()
         yield json.dumps({"type": "sampled", "name": name, "unit": self.unit, "startValue": 0})[:-1]
         yield f',"endValue":{sum(numbers)},"samples":[{",".join(stacks)}],"weights":[{",".join(map(str, numbers))}]}}'
 
 
 def in_time(timeline: Timeline, track: Track, node: I64, weight: I64) -> tuple[I64, I64]:
-    """Return (node, weight) of a thread's placed samples in time order, and of the gaps around them, node -1. A gap
-    ends at the begin of the next sample, or at the end of the recording; samples that overlap have no gap between."""
+    """Return (nodes, weights) of a thread's samples that have a time, in order of time, with a row of node -1 for each
+    gap before, between and after them: up to the begin of the next sample, or the end of the recording. `node`,
+    `weight`: of all samples of the profile."""
     rows = track.rows[timeline.placed[track.rows]]
     rows = rows[np.argsort(timeline.begin_ns[rows], kind="stable")]
     begin = np.append(timeline.begin_ns[rows], timeline.duration_ns)
@@ -107,4 +109,5 @@ def in_time(timeline: Timeline, track: Track, node: I64, weight: I64) -> tuple[I
 
 
 def _below(root: int, stack: str) -> str:
+    """Return a stack, a JSON array of frame numbers, with the frame `root` put first."""
     return f"[{root}{',' if stack != '[]' else ''}{stack[1:]}"

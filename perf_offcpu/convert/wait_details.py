@@ -27,14 +27,15 @@ _NOTES = {
 
 @mutable
 class Details:
-    """Holds the distinct sets of details of n samples, and the set of each sample."""
+    """Distinct sets of details of n samples, and the set of each sample."""
 
-    sets: list[dict[str, str]]  # name → text, printable; unknown details are left out
-    of: I64  # int64[n], the set of each sample
+    sets: list[dict[str, str]]  # name → printable text; unknown details are left out
+    of: I64  # int64[n]: index in `sets` of each sample
 
 
 def details_of(profile: Profile, wakeups: Wakeups, waits: Waits | None = None) -> Details:
-    """Return the details of all samples of a profile. `waits`: `classify(profile)`, if it is known."""
+    """Describe all samples of a profile in words. `waits`: the result of `classify(profile)`, if there is one
+    already."""
     samples, waits = profile.samples, waits or classify(profile)
     state = state_codes(samples)
     no_syscall = samples.syscall == SYSCALL_NONE

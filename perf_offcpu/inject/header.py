@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The header of a rewritten recording: events that perf 6.1 accepts, and features that still hold."""
+"""Make the header of a rewritten recording: events that perf 6.1 accepts, and features that are still true."""
 
 import contextlib
 from collections.abc import Sequence
@@ -39,21 +39,20 @@ _STACK = SampleType.REGS_USER | SampleType.STACK_USER
 
 @frozen
 class RewriteOptions:
-    """Says what `inject.rewrite.rewrite` changes, and in which form it writes."""
+    """Options of `inject.rewrite.rewrite`: what it changes, and the form of its output."""
 
-    retype: bool = True  # off-cpu samples become ordinary ones; else they are copied as they are
-    # deferred callchains are put into their samples; else they stay in records that perf 6.1 cannot read
-    merge: bool = True
+    retype: bool = True  # convert raw off-cpu samples to ordinary ones (glossary: re-type), else copy them
+    merge: bool = True  # put deferred callchains into their samples, else leave them in records unknown to perf 6.1
     pipe: bool = False  # write the pipe form
     compress: bool = False  # write compressed records; not in the pipe form
-    # a recording of switches without off-cpu event gets one, of the waits between switches; it is read into memory
-    switches: bool = False
-    keep_stacks: bool = False  # copies of user stacks stay in samples that have them; else they are left out
-    search: Search | None = None  # where files are looked up to unwind copies; None: they are not unwound
+    switches: bool = False  # add an off-cpu event of the waits between switches, if the recording has none
+    keep_stacks: bool = False  # keep copies of user stacks in samples
+    search: Search | None = None  # where files are looked up to unwind these copies; None: they are not unwound
 
 
 def is_raw_offcpu(spec: EventSpec) -> bool:
-    """Return True if an evsel's samples are raw off-cpu samples with all fields that ordinary samples need."""
+    """Return True if an evsel's samples are raw off-cpu samples (bpf-output) that can be re-typed: no field is
+    missing."""
     is_raw = spec.attr.config == SoftwareConfig.BPF_OUTPUT and spec.attr.sample_type & _NEEDED == _NEEDED
     return is_raw and is_offcpu(spec)
 
@@ -64,8 +63,8 @@ def has_stacks(spec: EventSpec) -> bool:
 
 
 def written_events(specs: Sequence[EventSpec], options: RewriteOptions, features: Features) -> list[EventSpec]:
-    """Return the events as they are written: named, with attrs of the size that perf 6.1 knows, no id twice. Without
-    any ids all samples are taken for the first event's, and perf does so only if this is the only event written."""
+    """Return the events to write: named, with attrs that perf 6.1 accepts, each id once. If no event has an id, all
+    samples are the first event's, as perf takes them only if it is the only event: then only the first is returned."""
     taken, events, damage = {0}, list[EventSpec](), Losses()
     tracepoints = tracepoint_formats(features.bodies.get(Feature.TRACING_DATA, b""), damage)
     for spec in specs if any(spec.ids for spec in specs) else specs[:1]:
@@ -89,8 +88,8 @@ _SAMPLE_TYPES, _READ_FORMATS = reduce(or_, SampleType), reduce(or_, ReadFormat)
 
 
 def _cut(attr: Attr, merge: bool) -> Attr:
-    """Return the attr without fields and bits newer than perf 6.1, which takes them for damage; samples lose fields
-    accordingly. Flags that ask for deferred callchains stay, unless `merge` puts these callchains into samples."""
+    """Return an attr without fields and bits newer than perf 6.1, which takes them for damage. The flags that ask for
+    deferred callchains stay unless `merge` is set."""
     deferring = attr.flags & (AttrFlag.DEFER_CALLCHAIN | AttrFlag.DEFER_OUTPUT)
     cut = attr.cut()._replace(
         sample_type=attr.sample_type & _SAMPLE_TYPES,
@@ -105,8 +104,8 @@ def _cut(attr: Attr, merge: bool) -> Attr:
 def written_features(
     features: Features, events: Sequence[EventSpec], span: tuple[int, int], order: Order, counters: Losses
 ) -> dict[int, bytes]:
-    """Return bit → body of the features that are written; damaged ones are left out and counted. `features`: as
-    recorded; events: as written. `span`: times of the first and last sample, ns; -1 without any."""
+    """Return bit → body of the features to write; damaged ones are left out and counted. `features`: as recorded;
+    `events`: as written; `span`: times of the first and last sample in ns, -1 if there is none."""
     kept = {bit: body for bit, body in features.bodies.items() if bit <= LAST_FEATURE_6_1 and bit not in _DROPPED}
     bodies = {bit: body for bit, body in kept.items() if _is_whole(bit, body, order)}
     counters.add(losses.BAD_FEATURE, len(kept) - len(bodies))
@@ -121,8 +120,8 @@ def written_features(
 
 
 def _is_whole(bit: int, body: bytes, order: Order) -> bool:
-    """Return whether perf can read a feature. perf 7.0 and later refuse a file with a damaged feature; any perf refuses
-    a file with truncated formats of tracepoints."""
+    """Return True if perf can read the body of feature `bit`. perf 7.0 and later refuse a file with a damaged feature;
+    any perf refuses a file with truncated formats of tracepoints."""
     damage = Losses()
     if bit == Feature.TRACING_DATA:
         return bool(tracepoint_formats(body, damage)) and not damage
@@ -135,8 +134,8 @@ def _is_whole(bit: int, body: bytes, order: Order) -> bool:
 
 
 def _sample_time(body: bytes, span: tuple[int, int], order: Order) -> dict[int, bytes]:
-    """Return {SAMPLE_TIME: body}: the recorded `body` if its times include `span` and are sane, else a body with the
-    times of `span`; {} if `span` has none. perf 7.2 includes dummy times of sums, and writes only zeros to a pipe."""
+    """Return {SAMPLE_TIME: body}: the recorded `body` if its times are plausible and include `span`, else a body with
+    the times of `span`; {} without a sample. perf 7.2 includes dummy times of sums, and writes only zeros to a pipe."""
     first, last = span
     if first < 0:
         return {}

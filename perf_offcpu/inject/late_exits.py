@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Move the EXIT of a thread after its last wait; find copies of stacks that come after their samples.
+"""Move the EXIT of a thread after its last wait; collect copies of user stacks that come after samples that need them.
 
 A thread that is killed waits some more while it exits, after the kernel has written its EXIT. perf 6.12
 forgets the thread at that record, and shows its last samples as those of ":TID". So the EXIT gets the time
@@ -33,7 +33,8 @@ from perf_offcpu.perfdata.write.columns import woven
 
 
 class LateCopies:
-    """Collects stack copies that come in the file after a referring sample. `reopen`: as of `SnapshotStore`."""
+    """Collector of copies of user stacks that come in the file after a sample that refers to them by their caller
+    number. `reopen`: as of `SnapshotStore`."""
 
     def __init__(self, reopen: Callable[[str], int | None]) -> None:
         self._store = SnapshotStore(Losses(), reopen=reopen)
@@ -63,7 +64,7 @@ class LateCopies:
                 self._callers.append(callers[late])
 
     def release(self) -> tuple[Snapshots, Samples, U64]:
-        """Return (copies, the n samples that they are in, uint64[n]: caller of each)."""
+        """Return the late copies, the n samples that they are in, and uint64[n]: the caller number of each."""
         callers = np.concatenate([np.empty(0, np.uint64), *self._callers])
         return self._store.release(), Samples.concat([Samples(), *self._samples]), callers
 
@@ -74,7 +75,7 @@ _INTERVAL = 27  # binary digits of 0.13 s in ns: a thread id is not used again s
 
 
 class LateExits:
-    """Finds the EXITs that precede a wait of their thread, moves them after it, and leaves them out where they were."""
+    """EXITs that precede a wait of their thread: collects them in the first pass, moves them in the second."""
 
     def __init__(self) -> None:
         self._exits: list[tuple[I64, I32, I64, Chunk]] = []  # numbers among all EXITs, tids, times, records
@@ -83,7 +84,7 @@ class LateExits:
         self._moved = np.empty(0, np.int64)
 
     def take_exits(self, chunk: Chunk, tasks: Iterable[TaskRecords], events: Events) -> None:
-        """Keep those EXITs of a chunk (among its task records `tasks`) whose trailer has a time."""
+        """Collect the EXITs of a chunk whose trailer has a time. `tasks`: the task records of the chunk."""
         exits = np.flatnonzero(chunk.types == RecordType.EXIT)
         for records in tasks:
             if records.kind == RecordType.EXIT:
@@ -96,7 +97,7 @@ class LateExits:
         self._seen += len(exits)
 
     def take_waits(self, chunk: Chunk, rows: I64, spec: EventSpec, order: Order) -> None:
-        """Note times of the off-cpu samples in `rows`: the last of each thread in each 2^_INTERVAL ns."""
+        """Collect the times of off-cpu samples, `rows` of a chunk: the last of each thread in each 2^_INTERVAL ns."""
         columns = sample_columns(chunk, rows, spec, order)
         if "time" not in columns.scalars:
             return
@@ -116,7 +117,8 @@ class LateExits:
         self._waits.append((pids, tids, times[last]))
 
     def moved(self, tasks: Tasks, events: Events) -> list[tuple[I64, Chunk]]:
-        """Return a list of (int64[n] new times in ns, n EXIT records with them) to insert; note which were moved."""
+        """Return the EXITs to insert after the last wait of their thread, as pairs of new times (int64[n], ns) and n
+        records with these times; `left_out` leaves out the original ones. `tasks`: all threads of the recording."""
         if not self._waits or not self._exits:
             return []
         pid, tid, time_ns = map(np.concatenate, zip(*self._waits, strict=True))
@@ -136,7 +138,7 @@ class LateExits:
         return parts
 
     def left_out(self, chunk: Chunk) -> Chunk:
-        """Return a chunk of the second pass without the EXITs that are inserted elsewhere."""
+        """Return a chunk of the second pass without the EXITs that `moved` returned; call it for each chunk in turn."""
         exits = np.flatnonzero(chunk.types == RecordType.EXIT)
         numbers = self._passed + np.arange(len(exits))
         self._passed += len(exits)
@@ -145,12 +147,13 @@ class LateExits:
 
 
 def _with_times(chunk: Chunk, times: I64, events: Events) -> Chunk:
+    """Return a copy of EXIT records with `times` (ns) in their bodies and trailers."""
     chunk = woven([(np.arange(len(chunk)), chunk)])
     trailers = read_trailers(chunk, np.arange(len(chunk)), events)
     words = times.astype(f"{events.order}i8").view(np.uint8)
     in_trailer = chunk.starts + chunk.sizes - trailers.size
     for number in distinct(trailers.evsel).tolist():
         in_trailer[trailers.evsel == number] += TRAILER.offset("time", events.specs[number].attr.sample_type)
-    for place in (chunk.starts + _BODY_TIME, in_trailer):
-        move_rows(chunk.data, place, words, 8 * np.arange(len(times)), np.full(len(times), 8))
+    for starts in (chunk.starts + _BODY_TIME, in_trailer):
+        move_rows(chunk.data, starts, words, 8 * np.arange(len(times)), np.full(len(times), 8))
     return chunk

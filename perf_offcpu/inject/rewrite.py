@@ -60,9 +60,10 @@ _TASK_TYPES = frozenset[int]({RecordType.COMM, RecordType.FORK, RecordType.EXIT}
 
 
 def rewrite(path: str, out_fd: int, out_path: str, options: RewriteOptions | None = None) -> Rewritten:
-    """Write the recording at `path` ("-": standard input) again. `out_fd`: an empty, seekable file, or any descriptor
-    for the pipe form; the caller closes it. `out_path`: its name, for messages. Raises FormatError: the input is no
-    perf.data. Damage inside is counted; RecordingError: the output cannot be written."""
+    """Rewrite the recording at `path` ("-": standard input) and return the counts of changes. `out_fd`: an empty,
+    seekable file, or any descriptor for the pipe form; the caller closes it. `out_path`: its name, for messages. Raise
+    FormatError if the input is no perf.data (damage inside is counted), RecordingError if the output cannot be
+    written."""
     options, counters, waits = options or RewriteOptions(), Losses(), None
     with PerfDataReader.repeatable(path) as again:
         survey = Survey(again(), options.switches)
@@ -74,19 +75,19 @@ def rewrite(path: str, out_fd: int, out_path: str, options: RewriteOptions | Non
 
 
 class Survey:
-    """Gathers, in the first pass, facts that a sample may need long before they are recorded: the process of its thread
-    (to exchange pid and tid where upstream swapped them), the end of that thread (the time of a sum), and its deferred
-    user callchain (each different callchain is kept once, and 28 bytes for each record). Also the times of the first
-    and last sample, for the header features, with which a pipe begins."""
+    """The first pass: collects facts that samples need before they come in the file: the process of a thread (upstream
+    swapped pid and tid), its end (the time of a sum), and deferred user callchains (each distinct one once, and 28
+    bytes for each record). Also the times of samples, for the header features, with which a pipe begins. `adds_waits`:
+    waits between switches will be added."""
 
     def __init__(self, reader: PerfDataReader, adds_waits: bool) -> None:
         self.reader, self._adds_waits = reader, adds_waits
         self.tasks = TaskReplay(Strings())
-        """Threads, if there is off-cpu time; maps too, if samples have copies of user stacks."""
+        """Threads, if the recording may have off-cpu samples; maps too, if samples have copies of user stacks."""
         self.exits = LateExits()
-        """EXITs of these threads, and their last waits."""
+        """EXITs of these threads, and times of their waits."""
         self.late = LateCopies(reader.reopen)
-        """Copies of user stacks that samples refer to before they come."""
+        """Copies of user stacks that come after a sample that refers to them."""
         self.untimed: list[Chunk] = []
         """Off-cpu samples with a dummy time, as they were recorded."""
         self.sample_times: list[int] = []
@@ -94,14 +95,14 @@ class Survey:
         self.end_ns = 0
         """Last moment of the recording."""
         self.account = CollectorAccount()
-        """Account of the recorder, for its perf maps of JVMs; empty if no sample has a copy of the user stack."""
+        """Account of the recorder, used for its perf maps of JVMs; empty if no sample has a copy of the user stack."""
         self.deferred = BatchCollector()
         for chunk in reader.chunks():
             self._read(chunk)
         self.tasks.replay()
 
     def _read(self, chunk: Chunk) -> None:
-        """Add the facts in a chunk. Damage is not counted: the second pass meets it again."""
+        """Collect the facts in a chunk. Damage is not counted: the second pass counts it."""
         events = self.reader.events
         times = record_times(chunk, events)
         self.end_ns = max(self.end_ns, int(times.max(initial=0)))
@@ -128,10 +129,10 @@ class Survey:
 
 
 class TimedRecords:
-    """Inserts records by their time: sums that had none, added waits, moved EXITs. perf sorts as it reads: at
-    each FINISHED_ROUND it delivers the records up to the highest time before the previous FINISHED_ROUND, and warns of
-    earlier records that follow. So a record goes right before the first FINISHED_ROUND that comes after a time not
-    lower than its own. `parts` are (times int64[n] ns, records)."""
+    """Records to insert by their time: sums that had none, added waits, moved EXITs. `parts`: (times, int64[n] ns; n
+    records). perf sorts as it reads: at each FINISHED_ROUND it delivers the records up to the highest time before the
+    previous FINISHED_ROUND, and warns of earlier records that follow. So a record goes right before the first
+    FINISHED_ROUND that comes after a time not lower than its own."""
 
     def __init__(self, parts: Iterable[tuple[I64, Chunk]], events: Events) -> None:
         self.events, filled = events, [part for part in parts if len(part[0])]
@@ -140,7 +141,8 @@ class TimedRecords:
         self._done = self._highest = 0
 
     def inserted(self, chunk: Chunk) -> Chunk:
-        """Return the chunk with the records inserted that must precede one of its FINISHED_ROUNDs."""
+        """Return a chunk with the records inserted that go before its FINISHED_ROUNDs; call it for each chunk in
+        turn."""
         if self._records is None or self._done == len(self._times):
             return chunk
         rounds = np.flatnonzero(chunk.types == RecordType.FINISHED_ROUND)
@@ -151,16 +153,16 @@ class TimedRecords:
         if not len(due):
             return chunk
         self._done += len(due)
-        places = rounds[np.searchsorted(upto, due, side="right")]
-        return woven([(places, self._records.take(due)), (np.arange(len(chunk)), chunk)])
+        before = rounds[np.searchsorted(upto, due, side="right")]
+        return woven([(before, self._records.take(due)), (np.arange(len(chunk)), chunk)])
 
     def rest(self) -> Chunk | None:
-        """Return the records left after the last FINISHED_ROUND; None without any."""
+        """Return the records to append after the last chunk; None if there were none to insert at all."""
         return None if self._records is None else self._records.take(slice(self._done, None))
 
 
 class _Rewriter:
-    """Makes the second pass: writes each chunk through the stages."""
+    """The second pass: takes each chunk through the stages and writes it."""
 
     def __init__(
         self, reader: PerfDataReader, survey: Survey, options: RewriteOptions, waits: steps.WaitRecords | None
@@ -177,6 +179,7 @@ class _Rewriter:
             self.added += self.samples.rewrite_all(chunk)
 
     def _stages(self) -> list[Stage]:
+        """Return the stages of samples that the options ask for, in order."""
         options, survey, stages = self.options, self.survey, list[Stage]()
         if options.retype:
             tasks = survey.tasks.tasks()
@@ -194,7 +197,8 @@ class _Rewriter:
         return stages
 
     def _unwinder(self) -> Unwinder | None:
-        """Return the unwinder of copies of user stacks; None without copies, `options.search`, or a known machine."""
+        """Return the unwinder of copies of user stacks; None if there are no copies, they are not to be unwound, or the
+        machine is unknown."""
         tasks, search = self.survey.tasks, self.options.search
         arch = recorded_arch(self.features, self.recorded.specs)
         if search is None or arch not in MACHINES or not any(map(has_stacks, self.recorded.specs)):
@@ -206,7 +210,7 @@ class _Rewriter:
         return Unwinder(recording, search)
 
     def _moved_exits(self) -> list[tuple[I64, Chunk]]:
-        """Return a list of (int64[n] times in ns, n EXIT records) to insert; [] if no sample is re-typed or added."""
+        """Return the EXITs to insert (`LateExits.moved`); [] if no sample is re-typed or added."""
         exits = self.survey.exits
         if self.waits:
             all_rows = np.arange(len(self.waits.times))
@@ -215,7 +219,7 @@ class _Rewriter:
         return exits.moved(self.survey.tasks.tasks(), self.recorded) if changes else []
 
     def run(self, out_fd: int, out_path: str) -> Rewritten:
-        """Copy the recording; return the counts of changes."""
+        """Write the recording; return the counts of changes."""
         events = [*self.written, *([self.waits.spec] if self.waits else [])]
         times = [*self.survey.sample_times]
         for added, _ in self.added:
@@ -246,6 +250,7 @@ class _Rewriter:
         return CompressedWriter(writer) if self.options.compress else writer
 
     def _of_known_types(self, chunk: Chunk) -> Chunk:
+        """Return the records of a chunk that are copied by their type; count the others."""
         kinds = chunk.types
         deferred, traces = kinds == RecordType.CALLCHAIN_DEFERRED, np.isin(kinds, _TRACE_TYPES)
         is_known = (kinds >= RecordType.MMAP) & (kinds <= RecordType.AUX_OUTPUT_HW_ID)
@@ -259,5 +264,6 @@ class _Rewriter:
         return chunk.take(np.flatnonzero(copied))
 
     def _readable(self, chunk: Chunk) -> Chunk:
+        """Return the records of a chunk that fit their type, with header flags as perf 6.1 reads them; count others."""
         fits = readable_records(chunk, self.recorded, self.counters)
         return with_written_miscs(chunk.take(np.flatnonzero(fits)), self.recorded.order)

@@ -35,9 +35,9 @@ from perf_offcpu.structs import mutable
 
 @mutable
 class Rewritten:
-    """Counts the changes to a recording."""
+    """Counts of the changes to a recording."""
 
-    losses: Losses = field(default_factory=Losses)  # as counted while reading, and records left out
+    losses: Losses = field(default_factory=Losses)  # losses in the recording, and records left out
     retyped: int = 0  # off-cpu samples that were re-typed
     waits: int = 0  # samples that were added, for waits between context switches
     completed: int = 0  # samples that got their deferred user callchain
@@ -47,17 +47,17 @@ class Rewritten:
 
 @mutable
 class SampleBatch:
-    """Holds n samples of one evsel: where they were recorded, and what will be written."""
+    """n samples of one evsel: as recorded, and as they will be written."""
 
-    chunk: Chunk  # where they were recorded, in byte order `order`
-    order: Order
-    rows: I64  # int64[n], their rows in it
-    spec: EventSpec  # their event as recorded
-    miscs: NDArray[np.uint16]  # of their headers
-    columns: Columns  # the fields that will be written; arrays lie in the chunk
-    samples: Samples  # their rows in the model
-    chains: Ragged | None = None  # their callchains; None where the event has none
-    extensions: Ragged | None = None  # what their payloads hold after the cgroup id; None leaves RAW as it is
+    chunk: Chunk  # the chunk that the samples are from
+    order: Order  # byte order of the chunk
+    rows: I64  # int64[n]: rows of the samples in the chunk
+    spec: EventSpec  # the evsel as recorded
+    miscs: NDArray[np.uint16]  # uint16[n]: `misc` of the record headers
+    columns: Columns  # fields to write; arrays are in the chunk
+    samples: Samples  # the same samples as columns of the model
+    chains: Ragged | None = None  # callchains; None if the event has none
+    extensions: Ragged | None = None  # words of the payloads after the cgroup id; None: RAW is copied
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -78,7 +78,7 @@ class SampleBatch:
         )
 
     def fields(self) -> dict[str, Column]:
-        """Return field of `abi.sample.SAMPLE` → column, callchains and payloads included."""
+        """Return field of `abi.sample.SAMPLE` → column to write, with callchains and payloads."""
         fields: dict[str, Column] = dict(self.columns.scalars)
         for name, rows in self.columns.arrays.items():
             fields[name] = Pieces(self.chunk.data, rows.starts, rows.counts * rows.width)
@@ -91,7 +91,7 @@ class SampleBatch:
 
 
 def model_fields(samples: Samples) -> dict[str, NDArray[Any]]:
-    """Return field of SAMPLE → column, for fields that the model has: the inverse of `decode.samples.model_samples`."""
+    """Convert samples of the model to field of SAMPLE → column: the inverse of `decode.samples.model_samples`."""
     return {
         "ip": samples.ip,
         "pid": samples.pid.view(np.uint32),
@@ -107,8 +107,8 @@ Stage = Callable[[SampleBatch], SampleBatch]
 
 
 class SampleRewriter:
-    """Rewrites samples, chunk by chunk, with the layouts of the `written` events, stage by stage. `merges`: a stage
-    completes callchains with deferred user parts. `done` counts copied records and samples left out."""
+    """Rewriter of the samples of chunks: takes them through `stages` and writes them in the layouts of the `written`
+    events. `merges`: one of the stages is `complete_batch`; `done`: counts copied records and samples left out."""
 
     def __init__(
         self, events: Events, written: Sequence[EventSpec], stages: Sequence[Stage], merges: bool, done: Rewritten
@@ -117,7 +117,7 @@ class SampleRewriter:
         self.shapes = [spec.shape for spec in written]
 
     def rewrite(self, chunk: Chunk, with_untimed: bool) -> Chunk:
-        """Return the chunk with its samples rewritten; sums with a dummy time are left out unless `with_untimed`."""
+        """Return a chunk with its samples rewritten; sums with a dummy time are left out unless `with_untimed`."""
         kept = chunk.types != RecordType.SAMPLE
         placed = []
         for number, rows in samples_by_event(chunk, self.events, self.done.losses):
@@ -135,13 +135,14 @@ class SampleRewriter:
         return woven([(rows, own), *placed]) if placed else own
 
     def rewrite_all(self, chunk: Chunk) -> Iterator[tuple[I64, Chunk]]:
-        """Rewrite all samples of a chunk; yield (int64[n] times in ns, records of n samples) for each evsel."""
+        """Rewrite all samples of a chunk; yield (times, int64[n] ns; n records) for each evsel."""
         for number, rows in samples_by_event(chunk, self.events, self.done.losses):
             batch, samples = self._written(self._read(chunk, rows, number), number)
             yield batch.samples.time_ns, samples
 
     def _read(self, chunk: Chunk, rows: I64, number: int) -> SampleBatch:
-        """Return the samples of evsel `number` in `rows` that fit it; others are counted as BAD_SAMPLE."""
+        """Return the samples in `rows` of a chunk, of evsel `number`, that fit their layout; count others as
+        BAD_SAMPLE."""
         spec, miscs = self.events.specs[number], chunk.miscs[rows]
         columns = sample_columns(chunk, rows, spec, self.events.order)
         samples = model_samples(columns, spec, number, miscs)
@@ -150,7 +151,7 @@ class SampleRewriter:
         return SampleBatch(chunk, self.events.order, rows, spec, miscs, columns, samples).take(valid)
 
     def _changes(self, batch: SampleBatch, number: int) -> Bool:
-        """Return bool[n]: True if a sample of evsel `number` is not written as it was recorded."""
+        """Return bool[n]: True if a sample of evsel `number` cannot be copied: its layout or its callchain changes."""
         if self.shapes[number] != batch.spec.shape:
             return np.ones(len(batch), np.bool_)
         if "callchain" not in batch.columns.arrays or not self.merges:
@@ -161,9 +162,9 @@ class SampleRewriter:
         return pending_chains(Ragged(*gather_rows(batch.chunk.data, ends, batch.order))).is_pending
 
     def _written(self, batch: SampleBatch, number: int) -> tuple[SampleBatch, Chunk]:
-        """Run samples through all stages; return the samples that could be written, and their records. A sample that
-        would be larger than a record can be (user stacks of 64 KB) goes without the user part of its callchain; one
-        that is still too large is left out. Both are counted."""
+        """Take samples through all stages; return those that could be written, and their records. A sample too large
+        for a record (user stacks of 64 KB) loses the user part of its callchain; if it is still too large, it is left
+        out. Both are counted."""
         shape = self.shapes[number]
         if "callchain" in batch.columns.arrays:
             own = batch.columns.arrays["callchain"]
@@ -184,7 +185,7 @@ class SampleRewriter:
 
 
 def is_untimed(chunk: Chunk, rows: I64, events: Events, number: int) -> Bool:
-    """Return bool[n]: True if a sample (`rows`, of evsel `number`) is a sum of off-cpu time with a dummy time."""
+    """Return bool[n]: True if a sample in `rows`, of evsel `number`, is a sum of off-cpu time with a dummy time."""
     if not is_offcpu(events.specs[number]):
         return np.zeros(len(rows), np.bool_)
     times = sample_times(chunk, rows, np.full(len(rows), number, np.int32), events)
@@ -199,8 +200,8 @@ _EXTENSION = Layout(abi.EXTENSION.name, *abi.WHOLE_EXTENSION, Field("waker_chain
 
 
 def payloads(samples: Samples, chains: Ragged, extensions: Ragged, order: Order) -> dict[str, Any]:
-    """Return RAW's columns with the payloads of n samples, their callchains and extensions. The payloads are whole
-    words; 4 zeros more make raw_size and raw whole words, too."""
+    """Encode the payloads of n samples, with their callchains and extensions, as columns of the field RAW. Payloads are
+    whole words; 4 more zero bytes make raw_size and raw whole words, too."""
     columns: dict[str, Column] = {
         "pid": samples.pid.view(np.uint32),
         "tid": samples.tid.view(np.uint32),
@@ -214,7 +215,8 @@ def payloads(samples: Samples, chains: Ragged, extensions: Ragged, order: Order)
 
 
 def with_walk_ends(extensions: Ragged, rows: I64, is_cut: Bool, order: Order) -> Ragged:
-    """Return the extensions; those in `rows` (int64[m], unwound stacks) say USER_STACK_CUT where `is_cut` (bool[m])."""
+    """Return payload extensions in which USER_STACK_CUT is set for `rows` (int64[m], samples with unwound stacks) where
+    `is_cut` (bool[m]) is True, and cleared where it is False."""
     noted = extensions.lengths[rows] > _LOST_WORD
     words_at = extensions.offsets[rows[noted]] + _LOST_WORD
     words = extensions.values.copy()
@@ -228,14 +230,15 @@ _LOST_SHIFT = {"<": np.uint64(8 * _LOST_BYTE), ">": np.uint64(32 - 8 * _LOST_BYT
 
 
 def recorded_extensions(data: NDArray[np.uint8], raw: Rows, nr: I64, order: Order) -> Ragged:
-    """Return the extensions of n payloads: words after callchain (`nr` words, int64[n]; -1: none) and cgroup."""
+    """Read the extensions of n payloads `raw`: the words after callchain and cgroup id. `nr`: int64[n], number of words
+    of the callchain; -1: the payload has no extension."""
     begin = 8 * (_FIXED + nr + 1)
     counts = np.where(nr >= 0, np.maximum(raw.counts - begin, 0) // 8, 0)
     return Ragged(*gather_rows(data, Rows(raw.starts + np.where(nr >= 0, begin, 0), counts, 8), order))
 
 
 def made_extensions(samples: Samples, wakers: Ragged, order: Order) -> Ragged:
-    """Return the payload extensions of n samples, with their wakers, in the form that `decode.retype` reads."""
+    """Encode payload extensions of n samples, with their wakers' callchains, in the form that `decode.retype` reads."""
     kinds = [samples.has(flag) for _, flag in FLAGS_OF_KIND]
     columns: dict[str, Column] = {
         **abi.BLANK_EXTENSION,
@@ -253,11 +256,11 @@ def made_extensions(samples: Samples, wakers: Ragged, order: Order) -> Ragged:
 
 
 _LOST = [(lost, flag) for lost, flag in FLAGS_OF_LOST if lost is not abi.Lost.KERNEL_STACK_CUT]
-"""(bit of the payload, SampleFlag): TRUNCATED means that the user part is cut, unless more is known."""
+"""(bit of the payload, SampleFlag); the flag TRUNCATED, which stands for several bits, is written as USER_STACK_CUT."""
 
 
 def _bits(samples: Samples, pairs: Iterable[tuple[int, int]]) -> NDArray[np.uint32]:
-    """Return uint32[n]: for each sample, the payload bits of its flags; `pairs` are (bit, SampleFlag)."""
+    """Convert flags of samples to payload bits, uint32[n], by `pairs` of (bit, SampleFlag)."""
     bits = np.zeros(len(samples), np.uint32)
     for bit, flag in pairs:
         bits |= np.where(samples.flags & np.uint32(flag), np.uint32(bit), np.uint32(0))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stages that change samples, with decode's functions on their columns: re-type, complete, unwind.
+"""Stages that change a batch of samples, with the functions of `decode`: re-type, complete, unwind.
 
 *Re-typed* samples get a callchain, and pid, tid, period, ip and cgroup of their payload, which stays for what
 perf has no fields for. Their event becomes a cpu-clock by type, so that no perf takes the samples for raw
@@ -57,8 +57,8 @@ from perf_offcpu.unwind.unwinder import Unwinder, Unwound
 
 
 def retype_batch(batch: SampleBatch, tasks: Tasks, end_ns: int, done: Rewritten) -> SampleBatch:
-    """Return raw off-cpu samples as ordinary ones, sums without a time at the last moment of their thread's life.
-    Threads without an end lived to the last moment of the recording (`end_ns`). Damaged payloads are counted."""
+    """Re-type raw off-cpu samples; count damaged payloads. Sums without a time get the last moment at which their
+    thread lived; a thread without an end lived to `end_ns`, the last moment of the recording."""
     if not is_offcpu(batch.spec):
         return batch
     if is_raw_offcpu(batch.spec):
@@ -73,6 +73,7 @@ def retype_batch(batch: SampleBatch, tasks: Tasks, end_ns: int, done: Rewritten)
 
 
 def _retyped(batch: SampleBatch, tasks: Tasks, done: Rewritten) -> SampleBatch:
+    """Return the raw off-cpu samples with a valid payload, with samples, callchains and extensions read from it."""
     data, columns, order = batch.chunk.data, batch.columns, batch.order
     retyped, valid = retype(data, columns, batch.samples, order, done.losses)
     samples = repair_ids(retyped.samples, retyped.from_upstream, tasks)
@@ -91,7 +92,7 @@ def _retyped(batch: SampleBatch, tasks: Tasks, done: Rewritten) -> SampleBatch:
 
 
 def complete_batch(batch: SampleBatch, matcher: DeferredMatcher, done: Rewritten) -> SampleBatch:
-    """Return the batch with deferred user parts added to its callchains; count completed and incomplete ones."""
+    """Add deferred user callchains to the callchains of a batch; count samples that got theirs, and that did not."""
     if batch.chains is None:
         return batch
     samples = batch.samples
@@ -103,15 +104,15 @@ def complete_batch(batch: SampleBatch, matcher: DeferredMatcher, done: Rewritten
 
 
 def cut_user_parts(batch: SampleBatch) -> SampleBatch:
-    """Return the batch with the user's part cut from callchains of samples that keep a copy of the user stack."""
+    """Cut the user part from callchains of samples that keep a copy of the user stack: perf's unwinder adds it."""
     if batch.chains is None or not has_stacks(batch.spec):
         return batch
     return replace(batch, chains=without_user_parts(batch.chains, has_snapshot(batch.columns)))
 
 
 def drop_references(batch: SampleBatch) -> SampleBatch:
-    """Return the batch with no registers and stack in samples that refer to another sample's copy of them: perf would
-    unwind from the single word in their stack field."""
+    """Remove registers and stack from samples that only refer to another sample's copy: perf would unwind from the
+    single word in their stack field."""
     if not has_stacks(batch.spec):
         return batch
     columns, kept = batch.columns, has_snapshot(batch.columns)
@@ -124,21 +125,22 @@ def drop_references(batch: SampleBatch) -> SampleBatch:
 
 
 class StackUnwinder:
-    """Unwinds copies of user stacks. `unwinder` and `tasks`: of the same recording; `tasks` finds the address space of
-    each sample. `late`: the copies that come in the file after the first sample that refers to them. `keep`: samples
-    with a copy keep it; only samples that refer to the copy of another sample are unwound. `done`: counts the stacks
-    that were unwound, and the stacks that could not be unwound to their root."""
+    """The stage that unwinds copies of user stacks. `tasks`: finds the address space of a sample; `late`: copies that
+    come after a sample that refers to them; `keep`: samples keep their copy, and only samples that refer to another's
+    copy are unwound; `done`: counts unwound stacks, and stacks that could not be unwound to their root."""
 
     def __init__(self, unwinder: Unwinder, tasks: TaskReplay, late: LateCopies, keep: bool, done: Rewritten) -> None:
         self.unwinder, self.tasks, self.keep, self.done = unwinder, tasks, keep, done
         snapshots, samples, callers = late.release()
         spaces = tasks.attribute(samples).space
         self._callers, self._of_callers = CallerRows(), unwinder.unwind_all(snapshots, spaces, 0, Losses())
-        """`_callers`: the row of each caller in `_of_callers`, which holds their user callchains."""
+        """`_callers`: caller number → row in `_of_callers`, the user callchains unwound from copies with that
+        number."""
         self._callers.note(callers, np.arange(len(callers)))
 
     def __call__(self, batch: SampleBatch) -> SampleBatch:
-        """Return the batch with unwound callchains; a sample without a copy gets that of its `caller` number."""
+        """Return the batch with unwound user callchains; a sample that refers to another's copy gets the callchain of
+        that one."""
         if batch.chains is None or not has_stacks(batch.spec):
             return batch
         counters = Losses() if self.keep else self.done.losses
@@ -163,7 +165,9 @@ class StackUnwinder:
         return replace(batch, chains=batch.chains.replaced(rows, completed), extensions=extensions)
 
     def _note_callers(self, batch: SampleBatch, snapshot: I32, unwound: Unwound) -> I32:
-        """Add callchains of new callers to `_of_callers`; return int32[n]: each sample's row there, negative: none."""
+        """Add the callchains `unwound` of new copies to `_of_callers`; return int32[n]: the row of each sample's
+        callchain there, negative for none. `snapshot`: int32[n], row of a sample's copy in `unwound`, negative without
+        one."""
         callers = callers_of(batch.chunk.data, batch.columns, batch.order)
         new = np.flatnonzero((callers != 0) & (snapshot >= 0))
         row = np.full(len(batch), -1, np.int32)
@@ -175,8 +179,8 @@ class StackUnwinder:
 
 
 _WORDS_MAX = (RECORD_SIZE_MAX - 512) // 8
-"""Most words of callchains in a sample: the words of its own callchain, which is in the field and in the payload,
-count twice, the words of its waker's once."""
+"""Most words of callchains that fit into a sample: its own callchain is in the field and in the payload, so its words
+count twice; the words of its waker's count once."""
 
 _PLACES_OF_ID = SampleType.IDENTIFIER | SampleType.ID | SampleType.ADDR | SampleType.STREAM_ID | SampleType.CPU
 """Fields that decide where samples and trailers have their id, and that must be as in the other events."""
@@ -187,17 +191,17 @@ _ID_MAX = 2**64 - 1
 
 @frozen
 class WaitRecords:
-    """Holds n SAMPLE records of one event, sorted by time, and their times (int64[n], ns)."""
+    """SAMPLE records to add for waits between context switches, sorted by time."""
 
-    spec: EventSpec
-    records: Chunk
-    times: I64
+    spec: EventSpec  # their event
+    records: Chunk  # n records
+    times: I64  # int64[n], ns
 
 
 def wait_records(reader: PerfDataReader, counters: Losses) -> WaitRecords | None:
-    """Return the waits between switches; None for a recording without switches, with an off-cpu event, or whose samples
-    have no id (counted). The whole recording is read into memory. Counted are switches that are no wait and callchains
-    that are too long for a record, no other losses."""
+    """Read a whole recording into memory and return its waits between context switches; None if it has no switches, has
+    an off-cpu event, or its samples have no id (counted). Counted are also switches that are no wait, and callchains
+    too long for a record; other losses are not."""
     recording = merge_deferred(read_recording(reader))
     specs = reader.events.specs
     if len(recording.evsels) == len(specs):
@@ -217,7 +221,8 @@ def wait_records(reader: PerfDataReader, counters: Losses) -> WaitRecords | None
 
 
 def _spec(evsel: Evsel, specs: Sequence[EventSpec]) -> EventSpec | None:
-    """Return the spec of the added event; None if its samples could not be distinguished by id."""
+    """Return the event to add to `specs`, with an unused id; None if samples of these events have no id to tell them
+    apart."""
     ids = [number for spec in specs for number in spec.ids]
     sample_type = specs[0].attr.sample_type
     kind = sample_type & _PLACES_OF_ID | _OWN
@@ -230,6 +235,7 @@ def _spec(evsel: Evsel, specs: Sequence[EventSpec]) -> EventSpec | None:
 
 
 def _records(samples: Samples, callchains: Ragged, spec: EventSpec, order: Order) -> Chunk:
+    """Encode samples of the model as SAMPLE records of event `spec`, with payloads."""
     none = len(callchains)  # the row of an empty callchain, added here
     with_none = Ragged(np.append(callchains.offsets, callchains.offsets[-1]), callchains.values)
     chains, wakers = (

@@ -14,7 +14,7 @@ from perf_offcpu.model.profile import Profile
 
 
 def graph_of(profile: Profile, options: Options) -> Any:
-    """Return a `networkx.DiGraph` of functions, with own and inclusive weight, and of calls, the heaviest first."""
+    """Return a `networkx.DiGraph`: nodes are functions with own and inclusive weight, edges calls; heaviest first."""
     import networkx
 
     unit = unit_of(profile) or "events"
@@ -37,6 +37,7 @@ def graph_of(profile: Profile, options: Options) -> Any:
 
 
 def _function(calls: Calls, old: Calls | None, row: int) -> dict[str, Any]:
+    """Return the attributes of the node of function `row`; with `old`, also the changes since then."""
     name = calls.names[row]
     own, inclusive = int(calls.own[row]), int(calls.inclusive[row])
     facts: dict[str, Any] = {"label": name.label, "dso": name.dso, "kind": name.kind.name.lower(), "own": own}
@@ -47,7 +48,7 @@ def _function(calls: Calls, old: Calls | None, row: int) -> dict[str, Any]:
 
 
 def _ids(names: list[tuple[str, str]]) -> list[str]:
-    """Return a distinct id for each (label, dso): the label, with the dso and a number where needed."""
+    """Return a distinct id for each (label, dso): the label, with dso and a number appended where needed."""
     seen, ids = dict[str, int](), list[str]()
     for label, dso in names:
         id_ = label if label not in seen else f"{label} ({dso})"

@@ -53,7 +53,7 @@ def write(profile: Profile, out: TextIO, options: Options) -> None:
 
 
 def _xml(write_xml: Callable[..., None], graph: Any) -> str:
-    """Return the graph as XML, whose attributes cannot be lists: they are joined."""
+    """Format a graph with a writer of networkx; lists, which XML attributes cannot be, are joined to texts."""
     plain, out = graph.copy(), io.BytesIO()
     plain.graph = {key: "; ".join(fact) if isinstance(fact, list) else fact for key, fact in graph.graph.items()}
     write_xml(plain, out, encoding="utf-8")
@@ -61,7 +61,7 @@ def _xml(write_xml: Callable[..., None], graph: Any) -> str:
 
 
 def _json(graph: Any) -> str:
-    """Return JSON that `networkx.node_link_graph(…, edges="edges")` reads."""
+    """Format a graph as JSON that `networkx.node_link_graph(…, edges="edges")` reads."""
     document = {
         "directed": True,
         "multigraph": False,
@@ -83,7 +83,7 @@ def _plain_text(graph: Any) -> str:
 
 
 def _dot(graph: Any) -> str:
-    """Return the graph in the DOT language (https://graphviz.org/doc/info/lang.html)."""
+    """Format a graph in the DOT language (https://graphviz.org/doc/info/lang.html)."""
     return "\n".join(_dot_lines(graph)) + "\n"
 
 
@@ -132,7 +132,8 @@ def _node_lines(node: dict[str, Any], unit: str) -> Iterator[str]:
 
 
 def _fill(node: dict[str, Any], weight: int, facts: dict[str, Any]) -> str:
-    """Return DOT's quoted "hue saturation value": blue by weight / facts["total"], or red if grown, green if shrunk."""
+    """Return a node's colour as DOT's quoted "hue saturation value": the bluer, the larger `weight` is of
+    facts["total"]; in a comparison red if the node grew, green if it shrank."""
     if "change" in node:
         part = min(abs(node["change"]) / max(facts["total"], 1), 1)
         return f'"{_GROWN if node["change"] > 0 else _SHRUNK} {0.02 + 0.7 * part:.3f} 1.0"'
@@ -145,6 +146,7 @@ def _quoted(text: str) -> str:
 
 
 def _drawn(dot: str) -> str:
+    """Draw a graph in the DOT language as SVG by graphviz; raise CapabilityError if that is missing or fails."""
     program = shutil.which("dot")
     if program is None:
         raise CapabilityError("--svg needs graphviz's dot", "install it (Debian: graphviz), or write --callgraph dot")

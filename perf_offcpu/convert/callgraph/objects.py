@@ -31,8 +31,8 @@ _INTERRUPT = -2
 
 
 def graph_of(profile: Profile, title: str, per_thread: bool, min_share: float) -> Any:
-    """Return the graph, a `networkx.DiGraph`; threads of one comm share a node unless `per_thread`. Edges of
-    less than `min_share` percent of all waits for objects are left out."""
+    """Return the `networkx.DiGraph` of threads and objects; threads of one comm share a node unless `per_thread`. Edges
+    of less than `min_share` percent of the time of all waits for objects are left out."""
     import networkx
 
     subject = profile.select((profile.samples.object >= 0) & profile.is_offcpu())
@@ -67,6 +67,8 @@ def graph_of(profile: Profile, title: str, per_thread: bool, min_share: float) -
 
 
 class _Edge(NamedTuple):
+    """Edge between a thread and an object; `what` is "waited" or one of _WHAT, `weight` in ns."""
+
     source: str
     target: str
     what: str
@@ -85,7 +87,7 @@ def _merged(edges: Iterable[_Edge]) -> list[_Edge]:
 
 
 class _Labels:
-    """Numbers the labels of threads as they come; a label never equals the name of an object."""
+    """Labels of threads, numbered in order of first use (`texts`); no label is in `taken`, the names of objects."""
 
     def __init__(self, profile: Profile, taken: set[str], *, per_thread: bool) -> None:
         self._profile, self._taken, self._per_thread = profile, taken, per_thread
@@ -95,16 +97,16 @@ class _Labels:
         self._of_tid = {track.tid: track for track in timeline.tracks}
 
     def sleepers(self) -> I64:
-        """Return int64[samples]: index in `texts` of the label of the thread that each sample is of."""
+        """Return int64[samples]: the number of the label of each sample's thread."""
         return np.array([self._row(self._text(track)) for track in self._tracks], np.int64)[self._of_sample]
 
     def threads(self, tids: I64) -> I64:
-        """Return int64[n]: the label number of each thread id; -1 for thread -1."""
+        """Return int64[n]: the number of the label of each thread id; -1 for tid -1."""
         first, group_of = group(tids)
         return np.array([self.of_tid(tid) for tid in tids[first].tolist()], np.int64)[group_of]
 
     def of_tid(self, tid: int) -> int:
-        """Return the label number of a thread id (also of interrupts); -1 for thread -1."""
+        """Return the number of the label of a thread id, or of _INTERRUPT; -1 for tid -1."""
         if tid < 0:
             return self._row(INTERRUPT) if tid == _INTERRUPT else -1
         return self._row(self._text(self._of_tid.get(tid), tid))
@@ -124,7 +126,8 @@ class _Labels:
 
 
 def _other_ends(profile: Profile, holders: Holders) -> tuple[I64, I64]:
-    """Return int64[samples] twice: tid of the holder or ender of a wait (_INTERRUPT; -1 none), and a code of _WHAT."""
+    """Return int64[samples] twice: the tid of the thread that held or released the object or ended the wait
+    (_INTERRUPT; -1 none), and which of these it did (index in _WHAT)."""
     samples, kind = profile.samples, profile.objects.kind[profile.samples.object]
     ended = ~samples.has(SampleFlag.STILL_BLOCKED) & ~holders.cut_off & (kind != ObjectKind.FUTEX)
     other_tid = np.where(ended & (samples.waker_tid > 0), samples.waker_tid, -1).astype(np.int64)
@@ -138,7 +141,7 @@ def _other_ends(profile: Profile, holders: Holders) -> tuple[I64, I64]:
 def _sums(
     thread: I64, name: I64, what: I64, profile: Profile, chosen: Bool | bool = True
 ) -> dict[tuple[int, int, int], tuple[int, int]]:
-    """Return (thread, name, what) → (summed weight, waits) of the chosen samples; all three are int64[samples]."""
+    """Sum the chosen samples by three columns, int64[samples]: return (thread, name, what) → (weight, waits)."""
     samples = profile.samples
     rows = np.flatnonzero(np.broadcast_to(chosen, len(samples)))
     first, group_of = group(thread[rows], name[rows], what[rows])
@@ -148,6 +151,7 @@ def _sums(
 
 
 def _mark_deadlocks(graph: Any, profile: Profile, holders: Holders, labels: _Labels) -> None:
+    """Mark nodes of deadlocks that never ended as critical, and list these deadlocks as graph attribute."""
     graph.graph["deadlocks"] = []
     for deadlock in deadlocks_of(profile, classify(profile), holders):
         if ends_after(deadlock) >= 0:

@@ -10,6 +10,7 @@ hide knots. So the lightest-edge rule of wPerf (OSDI 2018) is applied to all com
 threads has edges of less than half the weight of its heaviest edge, the lightest edges are dropped until it splits.
 Threads that stay together wait mainly for each other, as threads that share a lock do."""
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,15 +26,17 @@ _LIGHT = 0.5  # edges of less than this part of the heaviest edge of a component
 
 @frozen
 class Component:
-    """Describes threads, or comms, that wait for each other in turn, or a single thread or comm."""
+    """Strongly connected component of a wait-for graph: threads (or comms) that wait for each other, or a single
+    one."""
 
     members: tuple[str, ...]  # labels, the largest weight first
-    held: int  # ns: the weight that ends in them
-    is_knot: bool  # no edge leaves it, except light edges
+    held: int  # ns of waits that end at the members
+    is_knot: bool  # True if no edge leaves it, except light edges
 
 
 def labels_of(cascade: Cascade, per_thread: bool) -> tuple[list[str], I64]:
-    """Return (labels, int64[nodes]: index of each node's label): COMM, if `per_thread` COMM-PID/TID, or a device."""
+    """Return the labels of a cascade's nodes (COMM, with `per_thread` COMM-PID/TID, or a device), each once, and
+    int64[nodes]: the index of each node's label."""
     names = [f"{track.comm}-{track.pid}/{track.tid}" if per_thread else track.comm for track in cascade.tracks]
     names += DEVICES
     rows = {name: row for row, name in enumerate(dict.fromkeys(names))}
@@ -41,8 +44,8 @@ def labels_of(cascade: Cascade, per_thread: bool) -> tuple[list[str], I64]:
 
 
 def graph_of(cascade: Cascade, title: str, per_thread: bool, min_share: float) -> Any:
-    """Return the wait-for graph, a `networkx.DiGraph`, with its knots marked. Edges, and nodes without edges, of less
-    than `min_share` percent of all waits are left out."""
+    """Return the wait-for graph of a cascade as a `networkx.DiGraph` with its knots marked. Edges, and nodes without
+    edges, of less than `min_share` percent of the time of all waits are left out."""
     import networkx
 
     labels, label_of = labels_of(cascade, per_thread)
@@ -74,7 +77,7 @@ def graph_of(cascade: Cascade, title: str, per_thread: bool, min_share: float) -
 
 
 def components(graph: Any) -> list[Component]:
-    """Return the components of a marked graph without its dropped edges, the largest weight first."""
+    """Return the components of a graph of `graph_of` without its dropped edges, the largest weight first."""
     import networkx
 
     bare = _bare(graph)
@@ -95,13 +98,15 @@ def components(graph: Any) -> list[Component]:
 
 
 def _bare(graph: Any) -> Any:
+    """Return a copy of a graph without edges from a node to itself."""
     bare = graph.copy()
     bare.remove_edges_from([(node, node) for node in graph if graph.has_edge(node, node)])
     return bare
 
 
 def _mark_knots(graph: Any) -> None:
-    """Flag light edges within components as "dropped"; number and list the knots by the time that they hold."""
+    """Set `dropped` of the light edges that hide knots, `knot` of the nodes (number of its knot, 0 none), and the
+    graph's list of knots, by the time that they hold."""
     import networkx
 
     bare = _bare(graph)
@@ -111,8 +116,7 @@ def _mark_knots(graph: Any) -> None:
         if light := _to_drop(part):
             part.remove_edges_from(light)
             unsplit += [part.subgraph(rest) for rest in networkx.strongly_connected_components(part) if len(rest) > 1]
-        for edge in light:
-            graph.edges[edge]["dropped"] = True
+            networkx.set_edge_attributes(graph, dict.fromkeys(light, True), "dropped")
     for _, facts in graph.nodes(data=True):
         facts["knot"] = 0
     knots = [component for component in components(graph) if component.is_knot and component.held > 0]
@@ -138,15 +142,11 @@ def _to_drop(part: Any) -> list[tuple[str, str]]:
 
     if not splits(len(light)):
         return []
-    low, high = 0, len(light)  # dropping `low` edges does not split it, `high` does
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if splits(middle) else (middle, high)
-    return light[:high]
+    return light[: bisect_left(range(len(light)), True, key=splits)]
 
 
 def text_of(graph: Any) -> Iterator[str]:
-    """Return the lines of the tables of edges, nodes and knots."""
+    """Yield the lines of the tables of edges, nodes and knots."""
     facts = graph.graph
     if facts["unplaced"]:
         yield f"# not in it: {amount(facts['unplaced'], 'ns')} of short waits that were only summed"

@@ -36,34 +36,35 @@ def graph_of(profile: Profile, options: Options) -> Any:
 
 
 def _mark_knots(graph: Any) -> None:
-    """Number the knots by weight, and mark the nodes and edges of the critical chain."""
+    """Set `knot` of the nodes (number of its knot by weight, 0 none) and `critical` of the nodes and edges of the
+    critical chain; list both as graph attributes."""
     import networkx
 
     knots = [sorted(knot) for knot in networkx.strongly_connected_components(graph)]
-    condensed = networkx.DiGraph()  # a node for each knot
-    knot_of = {label: place for place, knot in enumerate(knots) for label in knot}
+    condensed = networkx.DiGraph()  # a node for each component, the index in `knots`
+    knot_of = {label: index for index, knot in enumerate(knots) for label in knot}
     inside = [0] * len(knots)
-    condensed.add_nodes_from(sorted(range(len(knots)), key=lambda place: knots[place]))
+    condensed.add_nodes_from(sorted(range(len(knots)), key=lambda index: knots[index]))
     for waker, sleeper, facts in graph.edges(data=True):
         if knot_of[waker] == knot_of[sleeper]:
             inside[knot_of[waker]] += facts["weight"]
         else:
             weight_before = condensed.get_edge_data(knot_of[waker], knot_of[sleeper], {"weight": 0})["weight"]
             condensed.add_edge(knot_of[waker], knot_of[sleeper], weight=weight_before + facts["weight"])
-    for _, place, facts in condensed.edges(data=True):
-        facts["weight"] += inside[place]
+    for _, index, facts in condensed.edges(data=True):
+        facts["weight"] += inside[index]
     chain = networkx.dag_longest_path(condensed) if len(condensed) else []
-    tied = [place for place, knot in enumerate(knots) if len(knot) > 1]
-    tied.sort(key=lambda place: (-inside[place], knots[place]))
-    number = {place: row for row, place in enumerate(tied, 1)}
-    for label, place in knot_of.items():
-        graph.nodes[label]["knot"] = number.get(place, 0)
-        graph.nodes[label]["critical"] = place in chain
+    tied = [index for index, knot in enumerate(knots) if len(knot) > 1]
+    tied.sort(key=lambda index: (-inside[index], knots[index]))
+    number = {index: row for row, index in enumerate(tied, 1)}
+    for label, index in knot_of.items():
+        graph.nodes[label]["knot"] = number.get(index, 0)
+        graph.nodes[label]["critical"] = index in chain
     steps = set(zip(chain, chain[1:], strict=False))
     for waker, sleeper, facts in graph.edges(data=True):
         facts["critical"] = (knot_of[waker], knot_of[sleeper]) in steps
-    graph.graph["knots"] = [" ".join(knots[place]) for place in tied]
-    graph.graph["chain"] = [" ".join(knots[place]) for place in chain]
+    graph.graph["knots"] = [" ".join(knots[index]) for index in tied]
+    graph.graph["chain"] = [" ".join(knots[index]) for index in chain]
 
 
 def text_of(graph: Any) -> Iterator[str]:

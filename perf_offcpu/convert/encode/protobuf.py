@@ -27,17 +27,17 @@ _WORD = 8  # bytes
 
 @frozen
 class _Part:
-    """Holds up to 8 bytes of each of n byte strings."""
+    """Up to 8 bytes of each of n byte strings."""
 
-    words: U64  # uint64[n], the first byte lowest, others 0; of no dimension if all rows have the same
-    length: I64 | int  # int64[n], the number of bytes; a number if all rows have the same
+    words: U64  # uint64[n], the first byte lowest, unused ones 0; uint64[] (no dimension) if all rows are equal
+    length: I64 | int  # int64[n], the number of bytes; an int if all rows have the same
 
     def longest(self) -> int:
-        """Return the largest number of bytes."""
+        """Return the largest number of bytes of any row."""
         return self.length if isinstance(self.length, int) else int(self.length.max(initial=0))
 
     def take(self, rows: NDArray[np.integer]) -> "_Part":
-        """Return the given rows."""
+        """Return a part of the given rows, in the given order."""
         words = self.words[rows] if self.words.ndim else self.words
         if isinstance(self.length, int):
             return _Part(words, self.length)
@@ -48,14 +48,14 @@ class _Part:
 
 @frozen
 class Rows:
-    """Holds n byte strings as parts side by side, which `flat` puts together."""
+    """n byte strings (rows), each cut into parts; `flat` concatenates them."""
 
     count: int
     parts: tuple[_Part, ...]
 
     @property
     def lengths(self) -> I64:
-        """Return int64[n], the length of each string; read-only if all are the same."""
+        """Return int64[n], the number of bytes of each string; a read-only array of stride 0 if all are equal."""
         total = self._length()
         return np.broadcast_to(np.int64(total), self.count) if isinstance(total, int) else total
 
@@ -67,7 +67,7 @@ class Rows:
         return Rows(len(rows), tuple(part.take(rows) for part in self.parts))
 
     def where(self, present: Bool) -> "Rows":
-        """Return the strings, with an empty string where `present` (bool[n]) is False."""
+        """Return the same strings, but empty ones where `present` (bool[n]) is False."""
         if present.all():
             return self
         if not present.any():
@@ -75,14 +75,14 @@ class Rows:
         return Rows(self.count, tuple(_Part(part.words * present, part.length * present) for part in self.parts))
 
     def flat(self) -> bytes:
-        """Return the strings of all rows, concatenated."""
+        """Concatenate the strings of all rows."""
         if not self.count or not self.parts:
             return b""
         total = self._length()
         return self._aligned(total) if isinstance(total, int) else self._spaced(total)
 
     def _aligned(self, total: int) -> bytes:
-        """Write strings of one length: each part is a column of a matrix."""
+        """Concatenate strings that all have the length `total`: each part is a column of a matrix."""
         text, begin = np.empty((self.count, total + _WORD), np.uint8), 0
         for part in self.parts:
             np.ndarray(self.count, "<u8", text, begin, (total + _WORD,))[:] = part.words
@@ -90,8 +90,9 @@ class Rows:
         return np.ndarray(self.count, f"V{total}", text, 0, (total + _WORD,)).tobytes()
 
     def _spaced(self, total: I64) -> bytes:
-        """Write strings of different lengths. The last word of a string overwrites the begin of the next one, so the
-        first words are written again at the end. If strings are too short for that, gaps between them are removed."""
+        """Concatenate strings of different lengths (`total`). The last word of a string overwrites the begin of the
+        next one, so the first words are written again at the end. If strings are too short for that, they are written
+        with gaps, which are removed."""
         leading, reach = self._leading()
         gap = 0 if int(total.min()) >= reach else _WORD
         ends = np.cumsum(total + gap)
@@ -113,8 +114,8 @@ class Rows:
         return text[used].tobytes()
 
     def _leading(self) -> tuple[int, int]:
-        """Return (k, reach): the first k parts cover _WORD bytes or more of each string; the words written for them end
-        at byte `reach` at the latest. If k is all parts, `reach` is sys.maxsize."""
+        """Return (k, reach): the first k parts have at least _WORD bytes of each string, and the words written for them
+        end at byte `reach` or earlier. If all parts have fewer bytes, `reach` is sys.maxsize."""
         least = most = reach = 0
         for index, part in enumerate(self.parts):
             if least >= _WORD:
@@ -126,7 +127,7 @@ class Rows:
 
 
 def varint(value: int) -> bytes:
-    """Encode one number of up to 64 bits; a negative one as its two's complement."""
+    """Encode one number of up to 64 bits as a varint; a negative one as its two's complement."""
     value &= (1 << 64) - 1
     parts = bytearray()
     while value > 0x7F:
@@ -137,7 +138,8 @@ def varint(value: int) -> bytes:
 
 
 def field(number: int, value: int | str | bytes) -> bytes:
-    """Encode one field: a varint, or a string or message with its length; lone surrogates become question marks."""
+    """Encode field `number` of one message: an int as a varint, a str or bytes (string, message) with tag and length.
+    Lone surrogates become question marks."""
     if isinstance(value, int):
         return varint(number << 3 | _VARINT) + varint(value)
     data = value.encode("utf-8", "replace") if isinstance(value, str) else value
@@ -157,8 +159,8 @@ _IN_WORD = 7 * _WORD  # bits
 
 
 def varints(values: NDArray[np.integer]) -> Rows:
-    """Encode n numbers that are not negative as varints, one a row, all as long as the longest one: readers accept it
-    (Perfetto's own writer pads lengths so), and columns of one width are written faster."""
+    """Encode n non-negative numbers as varints, one a row, all padded to the length of the longest one: readers accept
+    that (Perfetto's own writer pads so), and columns of one width are written faster."""
     numbers: U64 = values.astype(np.uint64)
     width = max(1, -(-int(numbers.max(initial=0)).bit_length() // 7))
     if width <= _WORD:
@@ -169,7 +171,7 @@ def varints(values: NDArray[np.integer]) -> Rows:
 
 
 def _spread(values: U64, width: int) -> U64:
-    """Return numbers of at most 7 `width` bits with 7 bits in each byte."""
+    """Spread numbers of at most 7 * `width` bits over `width` bytes, 7 bits in each."""
     for step, (low, high, shift) in enumerate(_SEVEN):
         if width > 4 >> step:
             values = (values & low) | ((values & high) << shift)
@@ -184,7 +186,7 @@ def constant(data: bytes, rows: int) -> Rows:
 
 
 def from_bytes(texts: Sequence[bytes]) -> Rows:
-    """Return byte strings as Rows; meant for a few strings, from which `take` makes many rows."""
+    """Make Rows of byte strings; meant for a few strings, from which `take` makes many rows."""
     width = -(-max(map(len, texts), default=0) // _WORD)
     data = np.frombuffer(b"".join(text.ljust(_WORD * width, b"\0") for text in texts), "<u8").astype(np.uint64)
     words = data.reshape(len(texts), width)
@@ -194,7 +196,7 @@ def from_bytes(texts: Sequence[bytes]) -> Rows:
 
 
 def joined(*rows: Rows) -> Rows:
-    """Return Rows whose string i is the strings i of all arguments, concatenated."""
+    """Concatenate the strings of all arguments row by row."""
     parts: list[_Part] = []
     for part in (part for row in rows for part in row.parts):
         # Parts that fit into a word together become one: one column is written faster than two.
@@ -208,23 +210,23 @@ def joined(*rows: Rows) -> Rows:
 
 
 def numbers(number: int, values: NDArray[np.integer]) -> Rows:
-    """Encode a varint field in each of n messages."""
+    """Encode varint field `number` of n messages, one a row."""
     return joined(constant(varint(number << 3 | _VARINT), len(values)), varints(values))
 
 
 def fixed64(number: int, values: NDArray[np.uint64] | NDArray[np.float64]) -> Rows:
-    """Encode a field of 8 bytes, a number or a double, in each of n messages."""
+    """Encode fixed64 or double field `number` of n messages, one a row."""
     body = Rows(len(values), (_Part(np.ascontiguousarray(values).view(np.uint64), _WORD),))
     return joined(constant(varint(number << 3 | _FIXED64), len(values)), body)
 
 
 def messages(number: int, body: Rows) -> Rows:
-    """Encode a message field in each of n messages: tag, length, body."""
+    """Encode message field `number` of n messages, one a row: tag, length, and the content `body`."""
     return joined(lengths(number, body.lengths), body)
 
 
 def lengths(number: int, values: I64) -> Rows:
-    """Encode, per row, the tag of length-delimited field `number` and its length, from `values`, without content."""
+    """Encode tag and length (`values`) of length-delimited field `number` of n messages, without the content."""
     tag = varint(number << 3 | _LENGTH)
     if len(values) and values.strides == (0,):
         return constant(tag + varint(int(values[0])), len(values))
@@ -232,7 +234,7 @@ def lengths(number: int, values: I64) -> Rows:
 
 
 def ragged(rows: Rows, offsets: I64) -> list[bytes]:
-    """Return a list whose element i is the strings of rows offsets[i] to offsets[i + 1] - 1, concatenated."""
+    """Concatenate the strings of rows offsets[i] to offsets[i + 1] - 1, for each i."""
     data = rows.flat()
     ends = np.append(0, np.cumsum(rows.lengths))[offsets].tolist()
     return [data[begin:end] for begin, end in pairwise(ends)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Put columns of texts together, without a Python loop per sample."""
+"""Format columns of numbers and texts, without a Python loop per sample."""
 
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ _FRACTIONS = [f".{part:03}" for part in range(1000)]
 
 
 def joined(*columns: str | Iterable[str]) -> list[str]:
-    """Join the texts of all columns row by row; a single text is the same in each row."""
+    """Concatenate columns of texts row by row; a single str is the same in each row."""
     endless = (repeat(column) if isinstance(column, str) else column for column in columns)
     return list(map("".join, zip(*endless, strict=False)))
 
@@ -28,14 +28,14 @@ def picked(texts: Sequence[str] | Mapping[int, str], rows: I64) -> Iterable[str]
 
 
 def microseconds(times_ns: I64) -> list[str]:
-    """Return times as microseconds with three decimals: nothing is rounded."""
+    """Format times as microseconds with three decimals, so that nothing is rounded."""
     quotients = map(str, (times_ns // 1000).tolist())
     return list(map(operator.add, quotients, map(_FRACTIONS.__getitem__, (times_ns % 1000).tolist())))
 
 
 def path_texts(tree: PathTree, nodes: I64, labels: Sequence[str] | None = None, separator: str = ";") -> list[str]:
-    """Join the labels on the path to each node, root first: `main;handle;read`. By default these are the labels of the
-    tree's names, with `:` for the `;` that separates them."""
+    """Format the path to each node, root first: `main;handle;read`. `labels`: a text for each of `tree.names`; by
+    default their labels, with `:` for `;`."""
     if labels is None:
         labels = [name.label.replace(";", ":") for name in tree.names]
     paths = tree.paths(nodes)
@@ -44,13 +44,13 @@ def path_texts(tree: PathTree, nodes: I64, labels: Sequence[str] | None = None, 
 
 
 def blocks(rows: I64, rows_in_block: int = _BLOCK) -> Iterator[I64]:
-    """Return the rows in blocks of bounded size."""
+    """Yield consecutive slices of `rows`, of at most `rows_in_block` elements."""
     for begin in range(0, len(rows), rows_in_block):
         yield rows[begin : begin + rows_in_block]
 
 
 def running_sums(group_of: I64, values: I64) -> I64:
-    """Return int64[n]: the sum of the earlier values of the same group, row by row."""
+    """Return int64[n]: for each row, the sum of the values in earlier rows of the same group."""
     order = stable_order(group_of)
     sums = np.cumsum(values[order]) - values[order]
     opens = np.flatnonzero(np.diff(group_of[order], prepend=-1))
@@ -61,9 +61,9 @@ def running_sums(group_of: I64, values: I64) -> I64:
 
 
 def array_items(values: I64, decimals: int = 0, null: Bool | None = None) -> Iterator[str]:
-    """Yield numbers that are not negative as the items of a JSON array, without brackets, in parts. To be fast,
-    the digits of a block of numbers are a matrix, and the matrix without its leading zeros is the text. `decimals`:
-    number of digits after the point: 1500 with three is `1.500`. `null`: bool[n], where to write `null` instead."""
+    """Format non-negative numbers as the items of a JSON array, without brackets; yield the text in parts. `decimals`:
+    number of digits after the point, 1500 with three is `1.500`; `null`: bool[n], True for `null` in place of a
+    number."""
     for begin in range(0, len(values), _BLOCK):
         end = min(begin + _BLOCK, len(values))
         is_null = np.zeros(end - begin, np.bool_) if null is None else null[begin:end]
@@ -72,6 +72,7 @@ def array_items(values: I64, decimals: int = 0, null: Bool | None = None) -> Ite
 
 
 def _digits(values: I64, decimals: int, null: Bool) -> str:
+    """Format numbers, each with a comma after it: the digits are a matrix, which without leading zeros is the text."""
     if int(values.min(initial=0)) < 0:
         raise ValueError("digits of a negative number")
     width = max(len(str(int(values.max(initial=0)))), decimals + 1, len(_NULL))

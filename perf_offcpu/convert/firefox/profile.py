@@ -50,16 +50,18 @@ def write(profile: Profile, out: TextIO, options: Options) -> None:
 
 
 class _Thread(NamedTuple):
-    """Describes a thread of the file: the samples `rows` of a track, by time, in ns since `Timeline.origin_ns`."""
+    """Thread of the file: the samples of one kind of a track."""
 
-    track: int
-    kind: str  # "" for its waits, ON_CPU or NO_PLACE
-    rows: I64
-    begin_ns: I64
+    track: int  # index of the track
+    kind: str  # "" for waits, ON_CPU or NO_PLACE
+    rows: I64  # rows of the samples, by time
+    begin_ns: I64  # of these rows, since `Timeline.origin_ns`
     end_ns: I64
 
 
 class _Writer:
+    """Formatter of a profile as JSON."""
+
     def __init__(self, profile: Profile, options: Options) -> None:
         self.profile, self.samples = profile, profile.samples
         self.decimals = _MS_DIGITS if unit_of(profile) == "ns" else 0
@@ -87,6 +89,7 @@ class _Writer:
                 yield _Thread(index, NO_PLACE, unplaced, sums[unplaced], sums[unplaced] + self.samples.period[unplaced])
 
     def parts(self) -> Iterator[str]:
+        """Yield the JSON of the file in parts."""
         yield '{"meta":' + json.dumps(self._meta(), separators=(",", ":"))
         yield ',\n"libs":' + self.tables.libs()
         yield ',\n"threads":['
@@ -154,7 +157,8 @@ class _Writer:
         }
 
     def _samples(self, thread: _Thread) -> Iterator[str]:
-        """Yield the JSON of a thread's samples, with an empty one after each wait that no wait follows at once."""
+        """Yield the JSON of a thread's samples, with one without stack after each wait unless the next begins at
+        once."""
         rows, begin, end = thread.rows, thread.begin_ns, thread.end_ns
         times = np.stack([begin, end], axis=1).ravel()
         gap = np.append(end[:-1] < begin[1:], True)[: len(rows)] & (thread.kind == "")
@@ -173,7 +177,7 @@ class _Writer:
 
 
 class _Markers:
-    """Writes the markers of all threads: waits and wake-ups. The constructor numbers their strings."""
+    """Formatter of the markers of all threads, waits and wake-ups. The constructor adds their strings to `tables`."""
 
     def __init__(self, profile: Profile, tables: SharedTables, timeline: Timeline, wakeups: Wakeups) -> None:
         self.timeline, self.wakeups, self.tables = timeline, wakeups, tables
@@ -199,7 +203,8 @@ class _Markers:
         return "".join(f',"{name}":{text}' for name, text in member.items())
 
     def table(self, track: int, waits: I64) -> Iterator[str]:
-        """Yield the JSON of a thread's markers: of `waits` (rows of its waits, by time), then of wake-ups it caused."""
+        """Yield the JSON of the markers of a track: of `waits` (rows of its waits, by time), then of the wake-ups it
+        did."""
         woken, tables, timeline = self.woken[track], self.tables, self.timeline
         yield '{"data":['
         separator = ""
@@ -243,7 +248,7 @@ def _ms(ns: int) -> str:
 
 
 def _columns(names: I64, begin_ns: I64, end_ns: I64, phase: I64, category: I64) -> Iterator[str]:
-    """Yield JSON that closes the column `data` of n markers, adds the other columns and ends the table; times in ns."""
+    """Yield the rest of the JSON of a table of n markers, after the items of `data`: the other columns, int64[n]."""
     columns = {
         "name": array_items(names),
         "startTime": array_items(begin_ns, _MS_DIGITS),
@@ -258,7 +263,7 @@ def _columns(names: I64, begin_ns: I64, end_ns: I64, phase: I64, category: I64) 
 
 
 class _PathThread:
-    """Writes the thread of a critical path: its segments are markers. The constructor numbers its strings."""
+    """Formatter of a critical path as a thread whose markers are the segments. The constructor adds to `strings`."""
 
     def __init__(self, path: Lane, strings: StringArray, origin_ns: int) -> None:
         self._path, self._names = path, strings.rows(path.names)
@@ -266,6 +271,7 @@ class _PathThread:
         self._begin_ns, self._end_ns = path.begin_ns - origin_ns, path.end_ns - origin_ns
 
     def parts(self) -> Iterator[str]:
+        """Yield the JSON of the thread in parts."""
         title, rows = self._path.title, np.arange(len(self._path.name))
         names = {"name": title, "isMainThread": False, "processName": title, "pid": "path", "tid": "path"}
         yield json.dumps(THREAD | {"showMarkersInTimeline": True} | names, separators=(",", ":"))[:-1]

@@ -49,13 +49,13 @@ _MOST_ADDRESS = 2**31  # larger addresses are left out: the profiler may read th
 
 
 class StringArray:
-    """Numbers the strings of a profile as they come, and writes them."""
+    """The string table of the file: numbers texts in order of first use."""
 
     def __init__(self) -> None:
         self._rows: dict[str, int] = {}
 
     def row(self, text: str) -> int:
-        """Return the number of a text, made printable; a new text is added."""
+        """Make a text printable and return its number; a new text is added."""
         return self._rows.setdefault(printable(text), len(self._rows))
 
     def rows(self, texts: list[str]) -> I64:
@@ -68,7 +68,8 @@ class StringArray:
 
 
 def table(length: int, **columns: I64 | bool | None) -> Iterator[str]:
-    """Yield the JSON of a table. A column is one value, or int64[length], negatives null unless _MINUS_ONE names it."""
+    """Yield the JSON of a table of `length` rows. A column is one value for all rows, or int64[length], whose negative
+    numbers are written as null, except in columns of _MINUS_ONE."""
     yield "{"
     for name, values in columns.items():
         yield f'"{name}":['
@@ -83,24 +84,25 @@ def table(length: int, **columns: I64 | bool | None) -> Iterator[str]:
 
 
 class SharedTables:
-    """Makes and writes the tables that all threads share. Its public columns are int64[samples]."""
+    """The tables that all threads of the file share, and for each sample its row in them (int64[samples])."""
 
     def __init__(self, profile: Profile, options: Options) -> None:
         self.profile, self.strings = profile, StringArray()
         self.tree, self.waker_node = paths_with_wakers(profile, options, merged=False)
         self.node, self.waits = self.tree.of_sample.astype(np.int64), classify(profile)
-        """Tree nodes where the stack and (`waker_node`) the waker's stack end, -1 none; `waits`: wait classes."""
+        """`node`, `waker_node`: tree nodes at which the stack and the waker's stack end, -1 none; `waits`: classes."""
         self.category = np.where(profile.is_offcpu(), CATEGORY_OF_CLASS[self.waits.wait_class], _OWN)
         """Category of the innermost frame; -1 for the category of its code."""
         ends, own = np.append(self.node, self.waker_node), np.full(len(self.node), _OWN)
         stacks = self._add_stacks(ends, np.append(self.category, own))
         self.stack, self.waker_stack = np.split(stacks, [len(self.node)])
-        """Rows of these nodes in the table of stacks; -1 none."""
+        """Rows of `node` and `waker_node` in the table of stacks; -1 none."""
         self._add_functions()
         self._add_libs()
 
     def _add_stacks(self, node: I64, category: I64) -> I64:
-        """Add stacks; return int64[n]: the row of the stack to `node` (-1 none) whose leaf has `category`."""
+        """Make the tables of stacks and frames for stacks that end at `node` (-1 none), with a leaf of `category`;
+        return int64[n]: the row of each stack, -1 none."""
         parent = self.tree.parent.astype(np.int64)
         inner = np.zeros(len(parent), np.bool_)
         inner[parent[parent >= 0]] = True
@@ -140,7 +142,7 @@ class SharedTables:
         self._lib_of_dso = {dso: row for row, dso in enumerate(self._dsos.tolist())}
 
     def libs(self) -> str:
-        """Return the JSON of `libs`."""
+        """Return the JSON of the member `libs`."""
         return json.dumps([self._lib(dso) for dso in self._dsos.tolist()], separators=(",", ":"))
 
     def _lib(self, dso: int) -> dict[str, str | None]:
@@ -157,7 +159,7 @@ class SharedTables:
         }
 
     def shared(self) -> Iterator[str]:
-        """Return the JSON of `shared`, in parts. No string can be added afterwards."""
+        """Yield the JSON of the member `shared`, in parts. No string can be added afterwards."""
         yield '{"stackTable":{"frame":['
         yield from array_items(self._frame_of_stack)
         yield '],"prefixOffset":['
@@ -209,7 +211,8 @@ class SharedTables:
         )
 
     def _native_symbols(self, has: Bool, lib: I64, begin: I64, symbol: U32) -> I64:
-        """Return int64[frames]: the row of each frame in `nativeSymbols`; -1 where `has` is False."""
+        """Make `nativeSymbols`, functions by (library, begin address, symbol), of the frames where `has` is True;
+        return int64[frames]: the row of each frame's function, else -1."""
         rows = np.flatnonzero(has)
         first, group_of = group(lib[rows], begin[rows], symbol[rows])
         self._symbol_libs, self._symbols = lib[rows[first]], begin[rows[first]]
@@ -237,8 +240,8 @@ class SharedTables:
 
 
 def breakpad_id(build_id: str) -> str:
-    """Return the id by which symbol servers know a file of a build-id in hex; "" for "". It is a GUID of the first 16
-    bytes, whose first three fields are little-endian, and the age 0."""
+    """Convert a build-id in hex to the id by which symbol servers know the file: a GUID of its first 16 bytes, the
+    first three fields little-endian, and the age 0; "" for ""."""
     if not build_id:
         return ""
     return uuid.UUID(bytes_le=bytes.fromhex(build_id)[:16].ljust(16, b"\0")).hex.upper() + "0"

@@ -43,14 +43,14 @@ _OTHERS = "others"
 
 
 def write(profile: Profile, out: TextIO, options: Options) -> None:
-    """Write all samples of the profile as a page."""
+    """Write a flame graph of all samples as one HTML page."""
     styles, scripts = ("base.css", "flamegraph.css"), ("text.js", "flame.js", "flamegraph.js")
     write_page(out, "flamegraph.html", styles, scripts, describe(profile, options))
 
 
 def describe(profile: Profile, options: Options) -> dict[str, Any]:
-    """Return the document that the page's script reads: title, facts, unit, names and nodes as columns, a layer of
-    weights for waiting ("off") and for running ("on"), each only if it has samples, and series for the tooltip."""
+    """Return the JSON document of a flame graph: title, facts, unit, names and nodes as columns, a layer of weights for
+    waiting ("off") and for running ("on") if there are such samples, and series (`breakdown`) for the tooltip."""
     both, is_old = with_older(profile, options.diff)
     tree = build_paths(both, options)
     order, off = preorder(tree), both.is_offcpu() | (profile.other_samples == TASK_READING)
@@ -73,7 +73,7 @@ def describe(profile: Profile, options: Options) -> dict[str, Any]:
 
 
 def names_document(tree: PathTree) -> dict[str, Any]:
-    """Return the names of a tree as columns: label, dso (row in "dsos"), kind; and "dsos", the paths, sorted."""
+    """Return the names of a tree as columns of JSON: label, dso (index in "dsos", the sorted paths), kind."""
     dsos = {dso: row for row, dso in enumerate(sorted({name.dso for name in tree.names}))}
     return {
         "label": [name.label for name in tree.names],
@@ -84,8 +84,8 @@ def names_document(tree: PathTree) -> dict[str, Any]:
 
 
 def preorder(tree: PathTree) -> I64:
-    """Return int64[n], the nodes in preorder, siblings by name; a permutation. A node's place is its parent's plus one
-    plus the sizes of the siblings before it, found level by level."""
+    """Return int64[n], the nodes of a tree in preorder, siblings by name. A node's place in that order is its parent's
+    place plus one plus the sizes of the siblings before it, computed level by level."""
     by_name = sorted(range(len(tree.names)), key=tree.names.__getitem__)
     rank, depth = np.argsort(by_name)[tree.name], depths(tree.parent)
     size = subtree_sums(tree, np.ones(len(tree), np.int64))
@@ -102,7 +102,8 @@ def preorder(tree: PathTree) -> I64:
 
 
 def _layer(kind: str, tree: PathTree, profile: Profile, rows: Bool, order: I64) -> dict[str, Any]:
-    """Return layer `kind`: own weights (hi * 10^9 + lo), counts of samples where `rows` is True; by node in `order`."""
+    """Return a layer of the document: of the samples where `rows` is True, own weight (hi * 10^9 + lo) and number of
+    waits of each node, in `order`."""
     samples = profile.samples
     hi, lo = np.divmod(tree.total(np.where(rows, samples.period, 0))[order], _GIGA)
     count = tree.total(np.where(rows, samples.count, 0))[order]
@@ -110,8 +111,8 @@ def _layer(kind: str, tree: PathTree, profile: Profile, rows: Bool, order: I64) 
 
 
 def breakdown(profile: Profile, place: I64, chosen: Bool) -> list[dict[str, Any]]:
-    """Return one `series` for each task state, wait class and comm of a waker among the chosen off-cpu samples.
-    `place`: int64[samples], the node (number in preorder) at which the stack of each sample ends."""
+    """Return a `series` for each task state, wait class and comm of a waker among the chosen off-cpu samples. `place`:
+    int64[samples], the number in preorder of the node at which a sample's stack ends."""
     rows = np.flatnonzero(chosen & profile.is_offcpu())
     states, classes = state_codes(profile.samples)[rows], classify(profile).wait_class[rows]
     codes = [code for code in distinct(states).tolist() if code not in {RUNNING, UNKNOWN_STATE}]
@@ -122,14 +123,16 @@ def breakdown(profile: Profile, place: I64, chosen: Bool) -> list[dict[str, Any]
 
 
 def series(profile: Profile, place: I64, rows: I64) -> dict[str, list[int]]:
-    """Return the summed weight of the samples in `rows` by node: ascending nodes, weights as hi * 10^9 + lo."""
+    """Sum the weights of the samples `rows` by node: return columns of ascending nodes (`place`) and weights, as
+    hi * 10^9 + lo."""
     first, group_of = group(place[rows])
     hi, lo = np.divmod(sum_by(group_of, profile.samples.period[rows], len(first)), _GIGA)
     return {"node": place[rows][first].tolist(), "hi": hi.tolist(), "lo": lo.tolist()}
 
 
 def _by_waker(profile: Profile, rows: I64) -> list[tuple[str, I64]]:
-    """Return (comm of a waker, the `rows` that it woke) by falling weight; last, all other known wakers together."""
+    """Divide `rows` by the comm of the waker: return (comm, its rows), the heaviest first; wakers beyond the first
+    _WAKERS are one entry at the end, rows without a known waker are left out."""
     tracks, waker = with_wakers(profile, timeline_of(profile))
     names, of_track = np.unique([*(track.comm for track in tracks), "an interrupt"], return_inverse=True)
     waker = np.where(profile.samples.has(SampleFlag.WAKER_INTERRUPT), len(tracks), waker)[rows]
@@ -141,7 +144,7 @@ def _by_waker(profile: Profile, rows: I64) -> list[tuple[str, I64]]:
 
 
 def _facts(profile: Profile, old: Profile | None) -> list[tuple[str, str]]:
-    """Return the known facts about the recording as (term, text), then the notes and losses of `profile`."""
+    """Return (term, text) for the facts about the recording, then for the notes and losses of `profile`."""
     compared = [("Compared with", printable(old.meta.source or "an older profile"))] if old is not None else []
     counts = [(cause.is_loss, printable(f"{count} {cause}")) for cause, count in by_text(profile.losses).items()]
     notes = [("Note", text) for is_loss, text in counts if not is_loss]
@@ -150,7 +153,7 @@ def _facts(profile: Profile, old: Profile | None) -> list[tuple[str, str]]:
 
 
 def recording_facts(profile: Profile) -> list[tuple[str, str]]:
-    """Return the known facts about machine and run as (term, text)."""
+    """Return (term, text) for each known fact about machine and run."""
     meta, sampling = profile.meta, profile.meta.sampling
     facts = [
         ("Events", ", ".join(event.name for event in events_of(profile))),
@@ -168,8 +171,9 @@ def recording_facts(profile: Profile) -> list[tuple[str, str]]:
 def write_page(
     out: TextIO, template: str, styles: Sequence[str], scripts: Sequence[str], document: dict[str, Any], **more: str
 ) -> None:
-    """Write a page; its title is that of the JSON document. `template`: the asset with `$$policy`, `$$title`,
-    `$$style`, `$$script` and `$$data`. `styles`, `scripts`: assets to join. `more`: placeholder → text, not escaped."""
+    """Write an HTML page with the JSON `document`, whose "title" it has. `template`: name of the asset with
+    placeholders `$$policy`, `$$title`, `$$style`, `$$script` and `$$data`; `styles`, `scripts`: assets to concatenate;
+    `more`: further placeholder → text, which is not escaped."""
     style, script = ("".join(map(_asset, assets)) for assets in (styles, scripts))
     # The content security policy allows these two texts, nothing else, and no network.
     allowed = f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'"
@@ -185,9 +189,11 @@ def write_page(
 
 
 def _hash(text: str) -> str:
+    """Return the hash of a text as a source expression of a content security policy."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
 def _asset(name: str) -> str:
+    """Return the text of a file in the package's assets."""
     # direct: the package's own file
     return resources.files("perf_offcpu.convert.html").joinpath("assets", name).read_text("utf-8")

@@ -78,7 +78,7 @@ Columns = dict[str, NDArray[np.integer]]
 
 
 def write(profile: Profile, out: TextIO, options: Options) -> None:
-    """Write all samples of the profile as a page."""
+    """Write a page of all samples of a profile."""
     document, columns = describe(profile, options)
     document["columns"], text = packed(columns)
     scripts = [f"{name}.js" for name in _SCRIPTS.split()]
@@ -86,16 +86,17 @@ def write(profile: Profile, out: TextIO, options: Options) -> None:
 
 
 def describe(profile: Profile, options: Options) -> tuple[dict[str, Any], Columns]:
-    """Return the JSON document and the columns of the page."""
+    """Return the page's JSON document (texts, small tables) and its columns by name: of rows (samples) and tree
+    nodes."""
     timeline, waits = timeline_of(profile), classify(profile)
     tracks, waker = with_wakers(profile, timeline)
     tracks += _without_samples(profile, tracks)
     rows = Rows(timeline, len(tracks))
     tree, waker_node = paths_with_wakers(profile, PathOptions(), rooted=True)
     order = preorder(tree)
-    place = np.empty(len(order) + 1, np.int64)
-    place[order], place[-1] = np.arange(len(order)), -1
-    of_sample = {"node": place[tree.of_sample], "waker_node": place[waker_node], "waker_track": waker}
+    number = np.empty(len(order) + 1, np.int64)  # of each node in preorder
+    number[order], number[-1] = np.arange(len(order)), -1
+    of_sample = {"node": number[tree.of_sample], "waker_node": number[waker_node], "waker_track": waker}
     keys, ranks = _keys(profile, waits)
     document = {
         "title": title_of(profile, options.title),
@@ -125,7 +126,7 @@ def describe(profile: Profile, options: Options) -> tuple[dict[str, Any], Column
 
 
 def _span(profile: Profile, timeline: Timeline, path: Lane | None) -> list[float]:
-    """Return begin and end of the recording, ns since the origin; at least the span of its waits."""
+    """Return begin and end of the page's time axis, ns since the timeline's origin: recording, waits and path."""
     spans = [bounds for bounds in profile.meta.recorded if bounds[0] > 0]
     if path is not None and len(path.begin_ns):
         spans.append((int(path.begin_ns[0]), int(path.end_ns[-1])))
@@ -135,8 +136,8 @@ def _span(profile: Profile, timeline: Timeline, path: Lane | None) -> list[float
 
 
 def _pauses(meta: Meta, timeline: Timeline) -> list[list[list[float | None]]]:
-    """Return (begin, end) of each time in which a host was not recorded, by host; ns since the origin. If there are
-    several hosts, the page can begin before a host and end after it: null is this begin or end."""
+    """Return, for each host, (begin, end) of each time in which it was not recorded, ns since the timeline's origin.
+    None: begin or end of the page, where a recording of several hosts begins before this one or ends after it."""
     pauses: list[list[tuple[int | None, int | None]]] = []
     for host in range(len(meta.hosts) or 1):
         pauses.append([*meta.pauses_of([host])])
@@ -147,7 +148,8 @@ def _pauses(meta: Meta, timeline: Timeline) -> list[list[list[float | None]]]:
 
 
 def _keys(profile: Profile, waits: Waits) -> tuple[list[dict[str, Any]], dict[str, I64]]:
-    """Return (keys with title and labels, in order; "key.NAME" → int64[samples], index into the labels of this key)."""
+    """Return the keys of tables in order, each with title and labels; and "key.NAME" → int64[samples]: index into the
+    labels of that key."""
     keys, ranks = [], {}
     for key, title in _KEYS.items():
         column, label = column_of(key, profile, waits)
@@ -175,6 +177,7 @@ def _keys(profile: Profile, waits: Waits) -> tuple[list[dict[str, Any]], dict[st
 
 
 def _lane(lane: Lane, timeline: Timeline) -> dict[str, Any]:
+    """Return a lane (critical path, tasks) as JSON, with times in ns since the timeline's origin."""
     begin, end = lane.begin_ns - timeline.origin_ns, lane.end_ns - timeline.origin_ns
     columns = {"begin": begin, "end": end, "name": lane.name, "detail": lane.detail}
     texts = {"title": lane.title, "pid": lane.pid, "names": lane.names, "kinds": lane.kinds, "details": lane.details}
@@ -182,7 +185,8 @@ def _lane(lane: Lane, timeline: Timeline) -> dict[str, Any]:
 
 
 def _tracks(profile: Profile, timeline: Timeline, tracks: list[Track], options: Options) -> dict[str, Any]:
-    """Return ids, names and lives of threads; times in ns since the origin, null if unknown."""
+    """Return columns of JSON on the threads: ids, names, idleness, and begin and end of life in ns since the timeline's
+    origin (None: unknown)."""
     names, tasks = process_names(profile, tracks), profile.tasks
     rows = zip(*(column.tolist() for column in (tasks.pid, tasks.tid, tasks.begin_ns, tasks.end_ns)), strict=True)
     lives: dict[tuple[int, int], list[float | None]] = {}
@@ -201,7 +205,7 @@ def _tracks(profile: Profile, timeline: Timeline, tracks: list[Track], options: 
 
 
 def _without_samples(profile: Profile, tracks: list[Track]) -> list[Track]:
-    """Return the tracks of threads that waited for a CPU and have no samples."""
+    """Return tracks for threads that waited for a CPU by their budgets and have no samples, so no track in `tracks`."""
     budget, none = profile.budget, np.empty(0, np.int64)
     rows = np.flatnonzero(budget.preempted_ns + budget.runnable_ns)
     pairs = zip(budget.pid[rows].tolist(), budget.tid[rows].tolist(), strict=True)
@@ -210,8 +214,8 @@ def _without_samples(profile: Profile, tracks: list[Track]) -> list[Track]:
 
 
 def _between(profile: Profile, waits: Waits, tracks: list[Track], timeline: Timeline) -> list[list[list[int]]]:
-    """Return for each track [(class, ns)] of the time outside of single waits; class -1 is running. A thread without a
-    budget counts as running whenever it did not wait."""
+    """Return [class, ns] pairs of each track's time outside of single waits: class -1 for running, others for sums of
+    waits. A thread without a budget counts as running whenever it did not wait."""
     samples, cpu_waits = profile.samples, CpuWaits(profile, tracks)
     recorded_ns = max(sum(end - begin for begin, end in profile.meta.recorded), timeline.duration_ns)
     waited = sum_by(timeline.track, np.where(profile.is_offcpu(), samples.period, 0), len(tracks))
@@ -232,19 +236,20 @@ _UNKNOWN_TIME = -1
 
 
 class Rows:
-    """Holds the order of samples in a page: waits, moments (on-CPU), samples without place; by thread and begin."""
+    """Order of the samples in a page: waits, then moments (on-CPU), then samples without a place in time; each by
+    thread and begin."""
 
     def __init__(self, timeline: Timeline, tracks: int) -> None:
         kind = np.where(timeline.waits, 0, np.where(timeline.moments, 1, 2))
         self.order: I64 = np.lexsort((timeline.end_ns, timeline.begin_ns, timeline.track, kind))
-        """int64[n], the sample of each row."""
+        """int64[n]: the sample of each row."""
         self._group = (kind * tracks + timeline.track)[self.order]
         edges = np.arange(3)[:, None] * tracks + np.arange(tracks + 1)
         self.firsts: I64 = np.searchsorted(self._group, edges)
-        """int64[3, tracks + 1], the first row of each thread, for waits, moments and the others."""
+        """int64[3, tracks + 1]: the first row of each thread, of waits, moments and the others."""
 
     def columns(self, profile: Profile, timeline: Timeline) -> Columns:
-        """Return columns of times, weights and flags, by row; also lengths where waits are sampled by length."""
+        """Return columns of times, weights and flags by row; if waits were sampled by length, also their lengths."""
         samples = profile.samples.take(self.order)
         begin, end = timeline.begin_ns[self.order], timeline.end_ns[self.order]
         before = np.append(np.int64(0), end[:-1])[: len(end)]
@@ -271,8 +276,9 @@ class Rows:
 
 
 def packed(columns: Columns) -> tuple[dict[str, dict[str, int]], str]:
-    """Return (directory, text): where each column is, for the page's JSON, and all columns as base64. A row of the
-    directory has `at` (byte), `length` (values), `planes` (bytes a value) and `least` (the value to add)."""
+    """Compress columns to one base64 text; return (directory, text). The directory has for each column `at` (first byte
+    of the decompressed data), `length` (number of values), `planes` (bytes a value) and `least` (to add to each
+    value)."""
     squeeze, parts, offset = zlib.compressobj(_LEVEL), [], 0
     directory = {}
     for name, column in columns.items():
@@ -288,7 +294,7 @@ def packed(columns: Columns) -> tuple[dict[str, dict[str, int]], str]:
 
 
 def _planes(values: NDArray[np.integer], least: int) -> NDArray[Any]:
-    """Return uint8[planes, n]: the bytes of the differences to the least value, lowest first."""
+    """Return uint8[planes, n]: the bytes of the differences between values and the `least` one, lowest first."""
     differences = values.astype(np.int64).view(np.uint64) - np.uint64(least & (2**64 - 1))
     largest = int(differences.max(initial=np.uint64(0)))
     width = (largest.bit_length() + 7) // 8

@@ -29,23 +29,23 @@ _Tracks = TypeVar("_Tracks", int, I64)
 
 
 def thread_uuid(track: _Tracks) -> _Tracks:
-    """Return the uuid of each thread's track; uuid + 1 is the track of its samples without time."""
+    """Return the uuid of the Perfetto track of a thread (index in the tracks); uuid + 1: its samples without a time."""
     return _FIRST_UUID + 2 * track
 
 
 def process_uuids(profile: Profile, tracks: list[Track]) -> dict[int, tuple[int, str]]:
-    """Return pid → (uuid of the process's track, name); uuids above them all are free."""
+    """Return pid → (uuid of the process's track, name of the process); larger uuids than these are free."""
     names = process_names(profile, tracks).items()
     return {pid: (uuid, name) for uuid, (pid, name) in enumerate(names, thread_uuid(len(tracks)))}
 
 
 def packet(*fields: bytes) -> bytes:
-    """Return one TracePacket with these encoded fields, of the trace's only packet sequence."""
+    """Return a TracePacket of the trace's only packet sequence with the encoded `fields`."""
     return field(_PACKET, _LATER + b"".join(fields))
 
 
 def clock_packet(profile: Profile) -> bytes:
-    """Return the packet with the trace's clock, and the wall clock where known."""
+    """Return the ClockSnapshot packet: the trace's clock, and the wall clock if it is known."""
     meta = profile.meta
     time_ns = meta.wall_clock_at_ns if meta.wall_clock_ns else max(meta.first_ns, 0)
     clocks = field(1, field(1, MONOTONIC) + field(2, time_ns))
@@ -55,7 +55,7 @@ def clock_packet(profile: Profile) -> bytes:
 
 
 def track_packets(profile: Profile, tracks: list[Track], with_sums: set[int]) -> Iterator[bytes]:
-    """Yield packets of the processes, threads, and tracks of sums (for the rows `with_sums` of `tracks`)."""
+    """Yield the packets that describe the tracks of processes, threads, and sums (of the indices `with_sums`)."""
     for pid, (uuid, name) in process_uuids(profile, tracks).items():
         process = field(1, pid) + field(6, name)
         yield packet(field(60, field(1, uuid) + field(3, process)))
@@ -68,23 +68,25 @@ def track_packets(profile: Profile, tracks: list[Track], with_sums: set[int]) ->
 
 
 def track_packet(uuid: int, title: str, parent: int = 0) -> bytes:
-    """Return the packet that names a track of no thread; `parent`: the track that it lies in, 0 none."""
+    """Return the packet that names a track which is not a thread's; `parent`: uuid of the track around it, 0 none."""
     inside = field(5, parent) if parent else b""
     return packet(field(60, field(1, uuid) + inside + field(2, title)))
 
 
 def events(time_ns: I64, kind: int, uuid: NDArray[np.integer], *more: Rows) -> bytes:
-    """Return packets of n track events of a kind (SLICE_BEGIN, …), with further fields. Times are the recording's."""
+    """Return packets of n track events of a kind (SLICE_BEGIN, …). `time_ns`: by the recording's clock; `uuid`: of the
+    track, for each event; `more`: further encoded fields."""
     event = joined(constant(field(9, kind), len(time_ns)), numbers(11, uuid), *more)
     return _packets(time_ns, messages(_TRACK_EVENT, event))
 
 
 def task_states(time_ns: I64, state: NDArray[np.integer], tid: I64, cpu: I64) -> bytes:
-    """Return packets of n GenericKernelTaskStateEvents: the thread is in that state from then on."""
+    """Return packets of n GenericKernelTaskStateEvents: thread `tid` is in `state` from `time_ns` on."""
     return _packets(time_ns, messages(_TASK_STATE, joined(numbers(1, cpu), numbers(3, tid), numbers(4, state))))
 
 
 def _packets(time_ns: I64, body: Rows) -> bytes:
+    """Return n TracePackets with a timestamp and an encoded field each."""
     return messages(_PACKET, joined(constant(_LATER, len(time_ns)), numbers(8, time_ns), body)).flat()
 
 
@@ -95,13 +97,13 @@ _BLOCK = 1 << 14
 
 
 class Interned:
-    """Numbers strings of InternedData as they come; `parts` are the encoded fields of all strings so far."""
+    """Strings of InternedData, numbered in order of first use; `parts`: the encoded fields of all strings so far."""
 
     def __init__(self) -> None:
         self.parts, self._iids = list[bytes](), dict[int, dict[str, int]]()
 
     def iid(self, kind: int, text: str) -> int:
-        """Return the iid of a text of a kind: CATEGORIES, EVENT_NAMES, ANNOTATION_NAMES; a new text is added."""
+        """Return the iid of a text of a kind (field number: CATEGORIES, EVENT_NAMES, …); a new text is added."""
         iid_of_content = self._iids.setdefault(kind, {})
         if text not in iid_of_content:
             iid_of_content[text] = len(iid_of_content) + 1
@@ -109,7 +111,7 @@ class Interned:
         return iid_of_content[text]
 
     def iids(self, texts: Iterable[str]) -> I64:
-        """Return int64[n]: the iids of n event names; new ones are added."""
+        """Return int64[n]: the iids of event names; new ones are added."""
         return np.array([self.iid(EVENT_NAMES, text) for text in texts], np.int64)
 
     @property
@@ -118,13 +120,13 @@ class Interned:
         return len(self._iids.get(EVENT_NAMES, {}))
 
     def annotation(self, name: str, text: str) -> bytes:
-        """Return a DebugAnnotation field, `name` with the value `text`; both are interned."""
+        """Return an encoded DebugAnnotation, `name` with the value `text`; both are interned."""
         return field(4, field(1, self.iid(ANNOTATION_NAMES, name)) + field(17, self.iid(_ANNOTATION_STRINGS, text)))
 
 
 def frames(tree: PathTree, names: int) -> bytes:
-    """Return InternedData of the names of a tree: name i has iid names + i + 1 as event name, as function and as frame.
-    `names`: the number of event names interned before."""
+    """Return InternedData of a tree's names: tree.names[i] gets iid `names` + i + 1 as event name, as function and as
+    frame. `names`: the number of event names interned before."""
     dsos = {dso: row for row, dso in enumerate(sorted({name.dso for name in tree.names}), 1)}
     parts = []
     for dso, iid in dsos.items():
@@ -138,7 +140,8 @@ def frames(tree: PathTree, names: int) -> bytes:
 
 
 def callstacks(tree: PathTree, nodes: I64, names: int) -> Iterable[bytes]:
-    """Yield, in blocks, the callstacks of distinct nodes, outermost frame first. Node n has iid n + 1."""
+    """Yield InternedData of the callstacks of distinct tree nodes, in blocks: node n gets iid n + 1. `names`: as of
+    `frames`."""
     for begin in range(0, len(nodes), _BLOCK):
         block = nodes[begin : begin + _BLOCK]
         paths = tree.paths(block)

@@ -52,6 +52,8 @@ def write(profile: Profile, out: BinaryIO, options: Options) -> None:
 
 
 class _Writer:
+    """Encoder of a profile as packets of a trace."""
+
     def __init__(self, profile: Profile, options: Options) -> None:
         self.profile, self.samples = profile, profile.samples
         self.timeline = timeline_of(profile)
@@ -84,7 +86,7 @@ class _Writer:
         self.interned, self.names = interned, interned.event_names
 
     def _intern_wakers(self, interned: packets.Interned) -> None:
-        """Intern wakers' stacks as annotations of the waits: wake-ups by interrupts have no slice that shows them."""
+        """Intern wakers' stacks, to annotate waits with them: wake-ups by interrupts have no slice that shows them."""
         first, self.waker_text = group(self.waker_node)
         nodes = self.waker_node[first]
         waker_nodes = nodes[nodes >= 0]
@@ -92,6 +94,7 @@ class _Writer:
         self.waker_details = from_bytes([b""] * (len(nodes) - len(waker_nodes)) + texts)
 
     def parts(self) -> Iterator[bytes]:
+        """Yield the bytes of the trace in parts."""
         yield packets.FIRST_PACKET
         yield packets.clock_packet(self.profile)
         yield packets.packet(field(12, b"".join(self.interned.parts) + packets.frames(self.tree, self.names)))
@@ -106,8 +109,8 @@ class _Writer:
             yield self._weighed(rows, packets.INSTANT, self._time(self.timeline.end_ns[rows]), self.uuid[rows])
         without_place = np.flatnonzero(~placed)
         begins = running_sums(self.timeline.track[without_place], self.samples.period[without_place])
-        for places in blocks(np.arange(len(without_place)), BLOCK):
-            rows, begin = without_place[places], self._time(begins[places])
+        for indices in blocks(np.arange(len(without_place)), BLOCK):
+            rows, begin = without_place[indices], self._time(begins[indices])
             uuid = packets.thread_uuid(self.timeline.track[rows]) + 1
             yield self._weighed(rows, SLICE_BEGIN, begin, uuid)
             yield events(begin + self.samples.period[rows], SLICE_END, uuid)
@@ -119,7 +122,7 @@ class _Writer:
         yield from self._tasks(packets.process_uuids(self.profile, self.wakeups.tracks))
 
     def _tasks(self, processes: dict[int, tuple[int, str]]) -> Iterator[bytes]:
-        """Yield the tracks of tasks, below a track of their own of each process, and their slices."""
+        """Yield the packets of tasks: of each process a track, below it a track for each task, with its slices."""
         free, parents = itertools.count(max(uuid for uuid, _ in processes.values()) + 1 if processes else 0), {}
         for texts in self.task_texts:
             pid, uuid = texts.lane.pid, next(free)
@@ -136,7 +139,8 @@ class _Writer:
         return constant(field(3, self.category[name]), rows)
 
     def _weighed(self, rows: I64, kind: int, time_ns: I64, uuid: I64) -> bytes:
-        """Return packets of one event for each of `rows`, with the weight, callstack and details of the sample."""
+        """Return packets of an event of a kind (SLICE_BEGIN, INSTANT) for each sample in `rows`, with its weight,
+        callstack and details. `time_ns`, `uuid`: of these events."""
         offcpu = self.profile.is_offcpu()[rows]
         weight, runq = self.samples.period[rows], self.samples.delay_ns()[rows]
         blocked = self.samples.length_ns()[rows] - np.maximum(runq, 0)
@@ -160,11 +164,13 @@ class _Writer:
         )
 
     def _annotation(self, name: int, values: I64) -> Rows:
+        """Encode DebugAnnotations with the iid `name` and numbers as values."""
         body = joined(constant(field(1, name), len(values)), numbers(3, np.maximum(values, 0)))
         return protobuf.messages(4, body)
 
     def _waits(self, rows: I64) -> Iterator[bytes]:
-        """Return slices of waits. Of one time, events are read in the file's order: outer slices begin first."""
+        """Yield slices of waits, with wake-up marks and run-queue slices. Events of one time are read in the order of
+        the file: so outer slices begin first."""
         begin, end = self._time(self.timeline.begin_ns[rows]), self._time(self.timeline.end_ns[rows])
         queued, uuid = self._time(self.wakeups.queued_ns[rows]), self.uuid[rows]
         yield self._weighed(rows, SLICE_BEGIN, begin, uuid)
@@ -178,6 +184,7 @@ class _Writer:
         yield events(end, SLICE_END, uuid)
 
     def _marks(self, rows: I64) -> Iterator[bytes]:
+        """Yield short slices on the tracks of the wakers of `rows`, from which the arrows lead."""
         arrow, queued_ns = self.arrow[rows], self._time(self.wakeups.queued_ns[rows])
         uuid = packets.thread_uuid(self.wakeups.waker[rows])
         names = numbers(10, self.wakes[self.timeline.track[rows]])
@@ -188,7 +195,7 @@ class _Writer:
 
 
 class _LaneTexts:
-    """A lane whose names and details are interned. `key`: name of the annotation that holds the details."""
+    """A lane (critical path, task) whose texts are interned. `key`: name of the annotation with the details."""
 
     def __init__(self, interned: packets.Interned, lane: Lane, category: str, key: str) -> None:
         self.lane, self._category = lane, field(3, interned.iid(packets.CATEGORIES, category))
@@ -196,8 +203,8 @@ class _LaneTexts:
         self._details = from_bytes([interned.annotation(key, text) if text else b"" for text in lane.details])
 
     def spans(self, uuid: int) -> Iterator[bytes]:
-        """Yield slices on the track `uuid`. An end and the next begin are at one time, and the order of the file
-        decides: ends come first."""
+        """Yield slices on the track `uuid`. A slice ends at the time at which the next begins, so ends come first in
+        the file."""
         for rows in blocks(np.arange(len(self.lane.name)), BLOCK):
             uuids, category = np.full(len(rows), uuid), constant(self._category, len(rows))
             names, details = numbers(10, self._names[self.lane.name[rows]]), self._details.take(self.lane.detail[rows])
@@ -206,8 +213,8 @@ class _LaneTexts:
 
 
 def state_packets(profile: Profile, timeline: Timeline, wakeups: Wakeups) -> Iterator[bytes]:
-    """Yield packets with each thread's state from switch-out, from wake-up and from switch-in on. The CPU a thread left
-    is not in a sample: it is taken to be the CPU on which the thread went on after its previous wait."""
+    """Yield packets of each thread's state from switch-out, from wake-up and from switch-in on. Samples do not have the
+    CPU that a thread left: it is taken to be the CPU on which the thread went on after its previous wait."""
     samples = profile.samples
     asleep = np.array([_TASK_STATES.get(state.letter, 0) for state in STATES])[state_codes(samples)]
     waits = np.flatnonzero(timeline.waits & (asleep > 0) & (samples.tid > 0))
@@ -226,7 +233,7 @@ def state_packets(profile: Profile, timeline: Timeline, wakeups: Wakeups) -> Ite
 
 
 def _previous(track: I64, values: I64) -> I64:
-    """Return int64[n]: the value of the previous row of the same track; for the first of a track its own."""
+    """Return int64[n]: the value of the previous row of the same track; in the first row of a track its own value."""
     order = stable_order(track)
     before = np.append(order[:1], order[:-1])
     result = values.copy()
@@ -235,12 +242,12 @@ def _previous(track: I64, values: I64) -> I64:
 
 
 MOST_CHANGES = 1 << 17
-"""Waits of which each change is written."""
+"""Number of waits up to which the counters have each change; of more, means of steps."""
 _STEPS = 1 << 16
 
 
 def counter_packets(timeline: Timeline, wakeups: Wakeups) -> Iterator[bytes]:
-    """Yield the packets of both counters' tracks and of their values."""
+    """Yield the tracks and values of the counters of blocked and of runnable threads."""
     waits = timeline.waits
     begin, queued, end = timeline.begin_ns[waits], wakeups.queued_ns[waits], timeline.end_ns[waits]
     for uuid, name, opens, closes in (
@@ -260,7 +267,8 @@ def counter_packets(timeline: Timeline, wakeups: Wakeups) -> Iterator[bytes]:
 
 
 def counts(since: I64, until: I64) -> tuple[I64, NDArray[np.float64]]:
-    """Return int64[m], float64[m]: times at which intervals (`since` to `until`) begin or end; number of open ones."""
+    """Count open intervals (`since` to `until`): return the times at which any begins or ends, int64[m], and the number
+    of intervals open from then on, float64[m]."""
     times = np.concatenate([since, until])
     times <<= 1
     times[len(since) :] |= 1  # the lowest bit says which
@@ -272,8 +280,8 @@ def counts(since: I64, until: I64) -> tuple[I64, NDArray[np.float64]]:
 
 
 def mean_counts(since: I64, until: I64, step_ns: int) -> tuple[I64, NDArray[np.float64]]:
-    """Return int64[m], float64[m]: the begin of each step of `step_ns`, and the mean number of intervals open in it.
-    After the last step the number is 0. Mean times step, added up, is the time of all intervals."""
+    """Return the begin of each step of `step_ns`, int64[m], and the mean number of intervals (`since` to `until`) open
+    in it, float64[m]; after the last step that is 0. The sum of mean times step is the total time of the intervals."""
     first = int(since.min())
     steps = int(until.max() - first) // step_ns + 1
     open_ns, number = np.zeros(steps), np.zeros(steps, np.int64)
