@@ -26,23 +26,24 @@ _DATA_SIZE_AT: Final = 48  # tools/perf/util/header.h, struct perf_file_header: 
 
 
 class AgentSegments(Closing):
-    """Iterates over the profiles of recordings that an agent completes from now on, as `segments.Segments`."""
+    """Iterator over the profiles of recordings that an agent completes from now on; has the interface of
+    `segments.Segments`."""
 
     status = 0
 
     def __init__(self, spool: str) -> None:
-        """Open the spool at the path `spool`. Raise UsageError if there is none that this user can read."""
+        """Open the agent's spool directory; raise UsageError if this user cannot read it."""
         self._resources = contextlib.ExitStack()
         try:
             self._directory = self._resources.enter_context(Directory.private(os.path.abspath(spool)))
         except OSError as problem:
             raise UsageError(f"--agent {spool}: {problem.strerror}; no agent's spool of this user") from None
         self._symbols, self._ended = SymbolizeOptions(cache=KeptCache.usual()), threading.Event()
-        self._last: tuple[str, int] | None = None  # name and descriptor of the last one that was read
-        self._being_written: dict[str, int] = {}  # name → descriptor
+        self._last: tuple[str, int] | None = None  # name and descriptor of the last recording read
+        self._being_written: dict[str, int] = {}  # name → descriptor of recordings that are not complete
         self._done: Callable[[list[str]], None] | None = None
         self._spent = time.monotonic(), time.process_time()
-        self.unread = 0
+        self.unread = 0  # number of recordings that could not be read
 
     def close(self) -> None:
         """Close the spool and the recordings."""
@@ -51,7 +52,7 @@ class AgentSegments(Closing):
             os.close(fd)
 
     def __iter__(self) -> Iterator[Profile]:
-        """Yield the profile of each recording, when it is complete, or when it left the spool."""
+        """Yield the profile of each recording as soon as it is complete or has left the spool."""
         being_written = self._being_written
         past = set(self._names()[:-1])
         while not self._ended.wait(_LOOK_S):
@@ -91,10 +92,10 @@ class AgentSegments(Closing):
         self._ended.set()
 
     def keep(self, done: Callable[[list[str]], None]) -> None:
-        """Write the next complete recording into the working directory. `done` is called with its path."""
+        """Copy the next complete recording into the working directory, then call `done` with [its path]."""
         self._done = done
 
 
 def _is_complete(fd: int) -> bool:
-    """Return whether a recording has its final header: the size of its data is written last."""
+    """Return True if a recording is complete: its writer sets the data size in the header last."""
     return any(os.pread(fd, 8, _DATA_SIZE_AT))

@@ -28,27 +28,27 @@ from perf_offcpu.top.interval import Interval
 _COLORS: Final = tuple(Style(color="black", bgcolor=color) for color in ("#e8a33d", "#e0863b", "#eec15a", "#d9743a"))
 _CHOSEN: Final = Style(color="white", bgcolor="#1f4e79", bold=True)
 Path = tuple[str, ...]
-"""Labels from a comm to a function; () is the whole graph."""
+"""Labels from a comm down to a function; () is the whole graph."""
 WHOLE: Final = "all"
 
 
 @frozen
 class Box:
-    """A function, and the columns of the terminal that it takes."""
+    """A function in the picture."""
 
-    begin: int
-    width: int
+    begin: int  # first column of the terminal
+    width: int  # in columns
     path: Path
-    ns: int  # blocked in it and in what it calls
+    ns: int  # time blocked in the function and its callees
 
     @property
     def label(self) -> str:
-        """Return the name of the function."""
+        """Return the name of the function; WHOLE for the whole graph."""
         return self.path[-1] if self.path else WHOLE
 
 
 class Graph:
-    """Stacks of the chosen waits of an interval, merged from their roots on; `ns`: path → time blocked."""
+    """Call tree of the chosen waits of an interval; `ns`: path → time blocked in the function and its callees."""
 
     def __init__(self, interval: Interval) -> None:
         rows = np.flatnonzero(interval.chosen)
@@ -67,8 +67,9 @@ class Graph:
             self.ns[path] = self.ns.get(path, 0) + ns
 
     def lines(self, zoom: Path, width: int) -> list[list[Box]]:
-        """Return the boxes of each line, from left to right: the callers of `zoom`, `zoom` itself over the whole width,
-        and what it calls. A function narrower than a column is left out, with all that it calls."""
+        """Return the boxes of each line, from left to right: a line for each caller of `zoom` and for `zoom` itself,
+        over the whole `width` (columns), then its callees. A function narrower than a column is left out with its
+        callees."""
         lines = [[Box(0, width, zoom[:depth], self.ns[zoom[:depth]])] for depth in range(len(zoom) + 1)]
         while below := [box for above in lines[-1] for box in self._below(above)]:
             lines.append(below)
@@ -95,7 +96,7 @@ class FlameView(ScrollView, can_focus=True):
     ]
 
     class Moved(Message):
-        """Another box is chosen."""
+        """Message that another box is chosen."""
 
     def __init__(self) -> None:
         super().__init__(id="flame")
@@ -112,11 +113,11 @@ class FlameView(ScrollView, can_focus=True):
 
     @property
     def whole_ns(self) -> int:
-        """Return the time blocked in the whole graph."""
+        """Return the time blocked in the whole graph, ns."""
         return self._graph.ns[()] if self._graph else 0
 
     def show(self, graph: Graph) -> None:
-        """Show another graph; the zoom and the chosen function stay as far as the graph has them."""
+        """Show another graph; zoom and chosen function stay, or become their nearest callers in the new graph."""
         self._graph = graph
         while self.zoom not in graph.ns:
             self.zoom = self.zoom[:-1]
@@ -163,11 +164,11 @@ class FlameView(ScrollView, can_focus=True):
         self.post_message(self.Moved())
 
     def action_beside(self, step: int) -> None:
-        """Choose the next box of the line."""
+        """Choose the box `step` boxes to the right (negative: to the left) on the line."""
         if self.chosen is not None:
             boxes = self._lines[len(self._path)]
-            place = boxes.index(self.chosen) + step
-            self._choose(boxes[min(max(place, 0), len(boxes) - 1)])
+            index = boxes.index(self.chosen) + step
+            self._choose(boxes[min(max(index, 0), len(boxes) - 1)])
 
     def action_above(self) -> None:
         """Choose the caller."""
@@ -175,7 +176,7 @@ class FlameView(ScrollView, can_focus=True):
             self._choose(next(box for box in self._lines[len(self._path) - 1] if box.path == self._path[:-1]))
 
     def action_below(self) -> None:
-        """Choose the widest callee of the box."""
+        """Choose the callee with the longest time."""
         depth = len(self._path) + 1
         line = self._lines[depth] if depth < len(self._lines) else []
         callees = [box for box in line if box.path[:-1] == self._path]
@@ -183,7 +184,7 @@ class FlameView(ScrollView, can_focus=True):
             self._choose(max(callees, key=lambda box: box.ns))
 
     def action_zoom(self) -> None:
-        """Let the chosen function take the whole width."""
+        """Zoom into the chosen function: it takes the whole width."""
         self.zoom = self._path
         self._lay_out()
 

@@ -34,7 +34,7 @@ from perf_offcpu.structs import frozen, mutable
 from perf_offcpu.text import id_text, printable, thread_label
 
 _OF_LIVES: Final = ("comm", "process", "thread", "cgroup")
-"""Keys of threads: each has a place in the budgets."""
+"""Keys of threads, for which rows have the times of the threads' budgets."""
 
 
 @frozen
@@ -42,33 +42,33 @@ class Row:
     """Row of a table: sums over the waits (and, for keys of threads, budgets) with one value of a key; times in ns."""
 
     label: str  # printable
-    value: int  # of the key's column: identifies the row in its interval
+    value: int  # value of the key's column, which identifies the row in its interval
     blocked: int
     runnable: int  # waiting for a CPU
     running: int | None  # None: not known by this key
-    waits: int  # that ended
-    average: int | None  # of the waits that ended; None if there are none
-    longest: int | None
-    now: int  # threads blocked at the end
+    waits: int  # number of waits that ended
+    average: int | None  # length of the waits that ended; None if there are none
+    longest: int | None  # likewise
+    now: int  # number of threads blocked at the end of the interval
     since: int  # length so far of the longest wait that has not ended; 0 none
     since_is_least: bool  # it began before the recorder did: `since` is a lower bound
 
 
 @mutable
 class Interval:
-    """Waits of an interval; `chosen` are those that tables show."""
+    """Waits of an interval and times of its threads; tables show the chosen ones."""
 
-    profile: Profile  # with the times inside the interval
-    whole: ProfileSamples  # the same samples with their whole times
-    waits: Waits
-    lives: Lives
-    is_idle: Bool  # bool[samples], of idle threads
-    lives_idle: Bool  # bool[threads]
+    profile: Profile  # with times cut to the interval
+    whole: ProfileSamples  # the same samples with uncut times
+    waits: Waits  # classes of the samples
+    lives: Lives  # times of the threads
+    is_idle: Bool  # bool[samples]: True for waits of idle threads
+    lives_idle: Bool  # bool[threads]: True for idle threads
     chosen: Bool  # bool[samples]
     lives_chosen: Bool  # bool[threads]
     begin_ns: int
     end_ns: int
-    cause: str  # the first cause, in words
+    cause: str  # the first cause of the verdict, in words
 
     @property
     def seconds(self) -> float:
@@ -83,17 +83,17 @@ class Interval:
 
     @property
     def losses(self) -> dict[str, int]:
-        """Return the losses: printable sentence of the cause → number."""
+        """Return the losses of the interval: printable cause → number."""
         return lost_fields(self.profile)
 
     def blocked_ns(self) -> I64:
-        """Return int64[samples]: the time blocked, without that waiting for a CPU."""
+        """Return int64[samples]: the time that each sample's thread was blocked, without the wait for a CPU."""
         samples = self.profile.samples
         blocked = samples.period - np.maximum(samples.runq_ns, 0)
         return np.where(self.waits.wait_class == WaitClass.RUNQUEUE, 0, blocked)
 
     def by_class(self) -> dict[str, int]:
-        """Return label of the class → ns blocked, largest first; without classes that have none."""
+        """Sum the time blocked in chosen waits by class: return label → ns, largest first, without zeros."""
         sums = sum_by(np.where(self.chosen, self.waits.wait_class.astype(np.int64), -1), self.blocked_ns(), 256)
         named = {wait_class.label: int(sums[wait_class]) for wait_class in WaitClass}
         return dict(sorted(((label, ns) for label, ns in named.items() if ns), key=lambda item: -item[1]))
@@ -103,15 +103,16 @@ class Interval:
         return self.chosen & self.profile.is_still_blocked()
 
     def running_ns(self) -> int:
-        """Return the time that the chosen threads ran."""
+        """Return the time that the chosen threads ran, ns; 0 if it is not known."""
         return 0 if self.lives.running is None else int(self.lives.running[self.lives_chosen].sum())
 
     def runnable_ns(self) -> int:
-        """Return the time that the chosen threads waited for a CPU."""
+        """Return the time that the chosen threads waited for a CPU, ns."""
         return int(self.lives.runnable[self.lives_chosen].sum())
 
     def rows(self, key: str) -> list[Row]:
-        """Return the table by a key (`commands.top.KEYS`), longest blocked first."""
+        """Sum chosen waits and threads by a key (one of `commands.top.KEYS`); return the rows, longest blocked
+        first."""
         chosen, lives = np.flatnonzero(self.chosen), self.lives
         column, of_lives, label = _column(self, key)
         threads = np.flatnonzero(self.lives_chosen) if len(of_lives) else np.empty(0, np.int64)
@@ -155,27 +156,29 @@ class Interval:
         return sorted(rows, key=lambda row: (-row.blocked, -row.runnable, row.label))
 
     def showing(self, idle: str) -> "Interval":
-        """Return the whole interval with idle threads hidden ("hide"), shown ("show"), or shown alone ("only")."""
+        """Choose waits and threads anew: all ("show"), all but those of idle threads ("hide"), or only these
+        ("only")."""
         masks = (self.is_idle, self.lives_idle)
         chosen, lives = (np.ones_like(mask) if idle == "show" else mask == (idle == "only") for mask in masks)
         return replace(self, chosen=chosen, lives_chosen=lives)
 
     def narrowed(self, key: str, label: str) -> "Interval":
-        """Return the interval reduced to the waits of those rows of `rows(key)` that have this label, and to the
-        threads of these rows; no threads if the key is not one of threads."""
+        """Choose fewer: the waits and threads that rows with `label` of the table by `key` sum. No threads are chosen
+        if the key is none of _OF_LIVES."""
         column, of_lives, _ = _column(self, key)
         values = np.array([row.value for row in self.rows(key) if row.label == label], np.int64)
         threads = np.isin(of_lives, values) if len(of_lives) else np.zeros_like(self.lives_chosen)
         return replace(self, chosen=self.chosen & np.isin(column, values), lives_chosen=self.lives_chosen & threads)
 
     def stacks(self, most: int) -> list[HeavyStack]:
-        """Return the stacks that were blocked longest, of the chosen waits."""
+        """Return at most `most` stacks of the chosen waits, longest blocked first."""
         rows = np.flatnonzero(self.chosen)
         return heavy_stacks(self.profile, rows, self.blocked_ns()[rows], most)
 
 
 def interval_of(profile: Profile, *, idle: str = "hide", without_pid: int = 0) -> Interval:
-    """Return the interval of a recording. `idle`: as of `Interval.showing`. `without_pid`: a process to leave out."""
+    """Make an interval of a recording. `idle`: as of `Interval.showing`; `without_pid`: a process to leave out, 0
+    none."""
     if without_pid:
         samples, budget = profile.samples, profile.budget
         profile = replace(profile.select(samples.pid != without_pid), budget=budget.take(budget.pid != without_pid))
@@ -190,7 +193,7 @@ def interval_of(profile: Profile, *, idle: str = "hide", without_pid: int = 0) -
 
 
 def _inside(samples: ProfileSamples, begin_ns: int) -> ProfileSamples:
-    """Return the samples with single waits cut to their part after `begin_ns`, and run-queue delays to that length."""
+    """Cut single waits to their part after `begin_ns`, and run-queue delays to the length that is left."""
     timed = (samples.time_ns >= 0) & ~samples.has(SUM_FLAGS)
     inside = np.maximum(samples.time_ns - begin_ns, 0)
     period = np.where(timed, np.minimum(samples.period, inside), samples.period)
@@ -204,8 +207,8 @@ def _cause(profile: Profile, waits: Waits) -> str:
 
 
 def _column(interval: Interval, key: str) -> tuple[I64, I64, Callable[[int, int], str]]:
-    """Return the values of a key of the samples, int64[samples], and of the threads, int64[threads] (empty for other
-    keys than those of threads), and a function from value and row of the samples (-1: none) to text."""
+    """Return the values of a key: of the samples, int64[samples]; of the threads, int64[threads] (empty if the key is
+    none of _OF_LIVES); and a function from a value and a row of the samples with it (-1: none) to the label."""
     profile, lives, samples = interval.profile, interval.lives, interval.profile.samples
 
     def named(value: int, _: int) -> str:
@@ -228,8 +231,8 @@ def _column(interval: Interval, key: str) -> tuple[I64, I64, Callable[[int, int]
 
 
 def _stacks(profile: Profile, waits: Waits) -> tuple[I64, I64, Callable[[int, int], str]]:
-    """Return the column of whole stacks, as `_column` does. A label has the function that explains the wait, as reports
-    name it, and then the stack, the innermost function first: `balance: futex_wait < … < balance < main`."""
+    """Return the values of the key "stack", as `_column` does. A label is the function that explains the wait, as in
+    reports, and the stack, innermost function first: `balance: futex_wait < … < balance < main`."""
     tree, causes = build_paths(profile, PathOptions(), rooted=False), causes_of(profile, waits)
     first, row_of = group(tree.of_sample.astype(np.int64), causes.function)
     functions = (causes.names[function] for function in causes.function[first].tolist())
@@ -242,5 +245,5 @@ def _stacks(profile: Profile, waits: Waits) -> tuple[I64, I64, Callable[[int, in
 
 
 def comm_at(profile: Profile, tid: int, time_ns: int) -> str:
-    """Return the name of a thread at a time; "" unknown."""
+    """Return the comm of a thread at a time; "" if unknown."""
     return profile.strings[int(profile.comms_at(np.array([tid], np.int32), np.array([time_ns]))[0])]

@@ -20,7 +20,8 @@ _ROW: Final = "label blocked runnable running waits average longest now since si
 def document(
     interval: Interval, key: str, rows: Sequence[Row], limit: int | None, cost: Mapping[str, float], unread: int
 ) -> dict[str, Any]:
-    """Return an interval as plain values, times in ns, rows within the limit. `cost`: part → CPU time, % of a CPU."""
+    """Return the JSON document of an interval: times in ns, at most `limit` of the `rows` by `key`. `cost`: part of
+    this program → its CPU time in % of a CPU; `unread`: number of recordings that were not read in time."""
     return {
         "version": VERSION,
         "time": interval.utc_s,
@@ -61,7 +62,8 @@ def render(
 
 
 def head(interval: Interval) -> str:
-    """Return the first line of an interval: when, threads blocked, and times on and for a CPU."""
+    """Return the first line of an interval: time of day, threads blocked, seconds of running and of waiting for a
+    CPU."""
     clock = time.strftime("%H:%M:%S", time.localtime(interval.utc_s))
     blocked = say.plural(int(interval.now().sum()), "thread")
     cpu = f"running {per_second(interval.running_ns(), interval)}"
@@ -70,18 +72,18 @@ def head(interval: Interval) -> str:
 
 
 def classes_text(interval: Interval) -> str:
-    """Return the seconds blocked in a second by class, largest first."""
+    """Format the time blocked by class, in seconds per second, largest first."""
     classes = ", ".join(f"{label} {per_second(ns, interval)}" for label, ns in interval.by_class().items())
     return f"Blocked, s/s: {classes or 'none'}"
 
 
 def cause_text(interval: Interval) -> str:
-    """Return the first cause as a sentence."""
+    """Return the line on the first cause."""
     return f"First cause: {printable(interval.cause) or 'none'}"
 
 
 def losses_text(interval: Interval, unread: int) -> str:
-    """Return the losses as text, largest numbers first. `unread`: number of files that were not read in time."""
+    """Return the line on losses, largest numbers first. `unread`: number of recordings that were not read in time."""
     counts = sorted(interval.losses.items(), key=lambda item: -item[1])
     texts = [f"{count} {text}" for text, count in counts[:_LOSSES]]
     texts += [f"{len(counts) - _LOSSES} more causes"] if len(counts) > _LOSSES else []
@@ -90,28 +92,29 @@ def losses_text(interval: Interval, unread: int) -> str:
 
 
 def cost_text(cost: Mapping[str, float]) -> str:
-    """Return `cost 2.1 % of a CPU (top 1.2, recorder 0.9)`."""
+    """Format the cost of this program, part → % of a CPU: `cost 2.1 % of a CPU (top 1.2, recorder 0.9)`."""
     parts = ", ".join(f"{part} {percent:.1f}" for part, percent in cost.items())
     return f"cost {sum(cost.values()):.1f} % of a CPU ({parts})"
 
 
 def per_second(ns: int | None, interval: Interval) -> str:
-    """Return `ns` divided by the length of the interval, as text, in s/s; NOT_KNOWN for None."""
+    """Format a time as a part of the interval's length, in s/s; NOT_KNOWN for None."""
     return say.NOT_KNOWN if ns is None else f"{ns / 1e9 / interval.seconds:.3f}"
 
 
 def milliseconds(ns: int | None) -> str:
-    """Return a time in ms; NOT_KNOWN for None."""
+    """Format a time in ms; NOT_KNOWN for None."""
     return say.amount(ns, "ns", Style())
 
 
 def since_text(row: Row) -> str:
-    """Return for how long threads of a row are blocked, s: `12.3`; `>12.3` if it is a lower bound; "" for no thread."""
+    """Format the length so far of a row's longest wait that has not ended, in s: `12.3`; `>12.3` if it is a lower
+    bound; "" if no thread is blocked."""
     return f"{'>' if row.since_is_least else ''}{row.since / 1e9:.1f}" if row.now else ""
 
 
 def columns_of(interval: Interval, key: str, rows: Sequence[Row]) -> list[Column]:
-    """Return the columns of a table."""
+    """Return the columns of the table by `key`."""
     return [
         Column("Blocked s/s", [per_second(row.blocked, interval) for row in rows]),
         Column("For CPU s/s", [per_second(row.runnable, interval) for row in rows], spare=3),
@@ -126,7 +129,8 @@ def columns_of(interval: Interval, key: str, rows: Sequence[Row]) -> list[Column
 
 
 def bars(interval: Interval, width: int) -> list[str]:
-    """Return lines of the classes that were blocked longest, each with a bar."""
+    """Return a line for each of the longest blocked classes: label, s/s, and a bar; `width`: columns of the
+    terminal."""
     classes = list(interval.by_class().items())[:_BARS]
     widest = max([len(label) for label, _ in classes], default=0)
     most = max([ns for _, ns in classes], default=1)

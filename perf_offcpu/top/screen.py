@@ -37,39 +37,39 @@ _MOST_ROWS: Final = 500
 _NAME: Final = 40
 _PATIENCE_S: Final = 10.0
 _AGAIN: Final = "\0"
-"""End of the key of a row whose label an earlier row has: names differ that are equal when printed."""
+"""Appended to the table's key of a row, once for each earlier row with the same printed label."""
 _IDLE: Final = {"hide": "show", "show": "only", "only": "hide"}
 _ORDERS: Final = "blocked runnable running waits average longest now since".split()
 
 
 @frozen
 class Source:
-    """Source of the intervals that the screen shows, and of the facts about them."""
+    """Source of the intervals that the screen shows: the parts of `Segments` or `AgentSegments` that it needs."""
 
-    intervals: Iterable[Interval]  # read by a thread of its own; with idle threads
+    intervals: Iterable[Interval]  # with idle threads; read by a thread of its own
     end: Callable[[], None]  # ends the iteration, from any thread
-    cost: Callable[[], Mapping[str, float]]
-    unread: Callable[[], int]
-    keep: Callable[[Callable[[list[str]], None]], None]  # writes the last files, and calls back with their paths
+    cost: Callable[[], Mapping[str, float]]  # returns part of this program → CPU time, % of a CPU
+    unread: Callable[[], int]  # returns the number of recordings that were not read in time
+    keep: Callable[[Callable[[list[str]], None]], None]  # writes the last recordings, calls back with their paths
 
 
 @dataclass
 class Arrived(Message):
-    """An interval is over."""
+    """Message that an interval is over."""
 
     interval: Interval
-    cost: Mapping[str, float]
+    cost: Mapping[str, float]  # as of `Source.cost`
 
 
 @dataclass
 class Ended(Message):
-    """There are no further intervals; `problem`: why, None for the end of the recorder."""
+    """Message that no further interval comes; `problem`: the error, None if the recorder ended."""
 
     problem: Exception | None
 
 
 class HelpScreen(ModalScreen[None]):
-    """The keys; any key closes it."""
+    """Help on the keys; any key closes it."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -85,7 +85,8 @@ class HelpScreen(ModalScreen[None]):
 
 
 class TopApp(App[None]):
-    """The full-screen view. `problem` is the error that ended it, if any; `signal` the number of the signal, or 0."""
+    """The full-screen view. `problem`: the error that ended it, or None; `signal`: number of the signal that did, or
+    0."""
 
     ENABLE_COMMAND_PALETTE = False
     CSS_PATH = "screen.tcss"
@@ -122,7 +123,7 @@ class TopApp(App[None]):
         self._history, self._note = History(), ""
 
     def compose(self) -> ComposeResult:
-        """Yield the parts of the screen."""
+        """Yield the widgets of the screen."""
         yield Static(Text("Recording begins …"), id="head")
         yield Static("", id="path")
         yield DataTable(cursor_type="row", zebra_stripes=True, id="table")
@@ -133,14 +134,14 @@ class TopApp(App[None]):
         yield Footer(compact=True)
 
     def on_mount(self) -> None:
-        """Begin to read, and to listen to signals."""
+        """Start the thread that reads intervals, and handle SIGINT and SIGTERM."""
         self.query_one(DataTable).focus()
         end = partial(self._on_signal, asyncio.get_running_loop())
         self._handlers = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
         threading.Thread(target=self._read, daemon=True).start()
 
     def _on_signal(self, loop: asyncio.AbstractEventLoop, number: int, _frame: object) -> None:
-        """End the program; a terminal that reads nothing would delay that for ever."""
+        """End the program: after _PATIENCE_S by force, as a terminal that reads nothing would block it for ever."""
         self.signal = number
         last = threading.Timer(_PATIENCE_S, os._exit, (128 + number,))
         last.daemon = True
@@ -148,6 +149,7 @@ class TopApp(App[None]):
         loop.call_soon_threadsafe(self.exit)
 
     def _read(self) -> None:
+        """Read the intervals, in a thread, and post each as a message; then post the end."""
         problem = None
         try:
             for interval in self._source.intervals:
@@ -157,7 +159,7 @@ class TopApp(App[None]):
         self.post_message(Ended(problem))
 
     def on_unmount(self) -> None:
-        """Let the thread end, and give the signals back."""
+        """End the thread that reads, and restore the signal handlers."""
         self._source.end()
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
@@ -170,7 +172,7 @@ class TopApp(App[None]):
             self._show()
 
     def on_ended(self, message: Ended) -> None:
-        """Exit after an error; if the command has ended, keep the last interval on the screen until a key."""
+        """Exit after an error; if the recorder has ended, keep the last interval on the screen."""
         if message.problem is not None:
             self.problem = message.problem
             self.exit()
@@ -180,37 +182,37 @@ class TopApp(App[None]):
             self._show_path()
 
     def on_resize(self) -> None:
-        """Choose the columns again after the next refresh: the new size is set after this handler."""
+        """Lay out the screen after the next refresh: the new size is set after this handler."""
         self.call_after_refresh(self._show)
 
     # Keys
 
     def action_turn(self, step: int) -> None:
-        """Group rows by the next key."""
+        """Group rows by the key `step` after the current one."""
         self._group_by(self._keys[(self._keys.index(self._key) + step) % len(self._keys)])
 
     def action_choose(self, number: int) -> None:
-        """Group rows by key 1 to 9, or 10 (0)."""
+        """Group rows by the key of this number, from 1; 0 is 10."""
         if 0 < (number or 10) <= len(self._keys):
             self._group_by(self._keys[(number or 10) - 1])
 
     def action_order(self, step: int) -> None:
-        """Sort rows by the next column."""
+        """Sort rows by the column `step` after the current one."""
         self._order = _ORDERS[(_ORDERS.index(self._order) + step) % len(_ORDERS)]
         self._show()
 
     def action_idle(self) -> None:
-        """Hide idle threads, show them, or show them alone."""
+        """Switch between hiding idle threads, showing them, and showing them alone."""
         self._idle = _IDLE[self._idle]
         self._show()
 
     def action_freeze(self) -> None:
-        """Freeze the interval that is shown, or show new intervals again."""
+        """Freeze the screen at the shown interval, or end that."""
         self._is_frozen = not self._is_frozen
         self._show_path()
 
     def action_write(self) -> None:
-        """Write the last files as recordings; the answer comes with the end of the interval."""
+        """Write the last recordings into the working directory at the end of the interval, then show their names."""
         if self.sub_title == "ended":
             self._tell("the recording has ended")
             return
@@ -231,24 +233,24 @@ class TopApp(App[None]):
         self._show_path()
 
     def action_filter(self) -> None:
-        """Ask for a text that names contain."""
+        """Show the input field of the filter, a text that labels contain."""
         field = self.query_one(Input)
         field.display = True
         field.focus()
 
     def action_no_filter(self) -> None:
-        """Show all rows again."""
+        """Remove the filter and its input field."""
         field = self.query_one(Input)
         field.value, field.display = "", False
         self.query_one(DataTable).focus()
 
     def action_help(self) -> None:
-        """Show the keys."""
+        """Show the help on the keys."""
         keys = textwrap.fill(", ".join(self._keys), 56).replace("\n", f"\n{'':18}")
         self.push_screen(HelpScreen(dict(read_table(__file__))["help"]["text"].format(keys=keys)))
 
     def action_leave(self) -> None:
-        """Leave the part of the flame graph, the flame graph, or the row that Enter went into."""
+        """Go back: zoom out of a part of the flame graph, leave the flame graph, or leave the row that Enter opened."""
         if self._is_flame:
             if self.query_one(FlameView).leave_zoom():
                 self._show_path()
@@ -259,7 +261,7 @@ class TopApp(App[None]):
             self._show()
 
     def action_stacks(self) -> None:
-        """Go from the page of a thread to its stacks."""
+        """Go from the page of a thread to the table of its stacks."""
         if self._is_page and not self._is_flame:
             self._into.append((self._key, ""))
             self._key = "stack"
@@ -277,16 +279,16 @@ class TopApp(App[None]):
         self._show_path()
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """Filter at each key."""
+        """Filter rows by the text typed so far."""
         self._wanted = event.value
         self._show()
 
     def on_input_submitted(self) -> None:
-        """Go back to the table; the filter stays."""
+        """Move the focus to the table; the filter stays."""
         self.query_one(DataTable).focus()
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        """Go into a row: to its threads, to the page of a thread, or to the single waits of a thread's row."""
+        """Open a row: show its threads; of a thread, its page; of a stack of a thread, its single waits."""
         if event.row_key.value is not None:
             self._into.append((self._key, event.row_key.value.rstrip(_AGAIN)))
             self._key = "thread"
@@ -302,17 +304,18 @@ class TopApp(App[None]):
 
     @property
     def _is_page(self) -> bool:
-        """Return True for the page of a thread."""
+        """Return True if the page of a thread is open."""
         key, label = self._into[-1] if self._into else ("", "")
         return key == "thread" and bool(label) and not self._is_waits
 
     @property
     def _is_waits(self) -> bool:
-        """Return True for the single waits of a row of a thread."""
+        """Return True if the single waits of a stack of a thread are open."""
         return any(not label for _, label in self._into[:-1])
 
     @property
     def _is_text(self) -> bool:
+        """Return True if lines of text are shown in place of a table."""
         return self._is_page or self._is_waits
 
     def _group_by(self, key: str) -> None:
@@ -321,6 +324,7 @@ class TopApp(App[None]):
             self._show()
 
     def _show(self) -> None:
+        """Lay out the screen from the interval and from what was chosen by keys."""
         if self._interval is None:
             return
         interval = self._interval.showing(self._idle)
@@ -346,6 +350,7 @@ class TopApp(App[None]):
         self._show_path()
 
     def _show_path(self) -> None:
+        """Show the line on what is shown: opened rows, grouping and order, filter, note."""
         width = max(self.size.width - 2, 20)
         words = [f"{key} {cut(label, width // 3)}" for key, label in self._into if label]
         flame = self.query_one(FlameView)
@@ -369,14 +374,15 @@ class TopApp(App[None]):
         return [cut(line, width) for line in (*lines, *plain.bars(interval, width), blocked)]
 
     def _fill(self, table: "DataTable[Text]", interval: Interval) -> None:
+        """Fill the table; the cursor stays on its row, if the table still has it."""
         matching = [row for row in interval.rows(self._key) if self._wanted.lower() in row.label.lower()]
         rows = sorted(matching, key=lambda row: (-(getattr(row, self._order) or 0), row.label))[:_MOST_ROWS]
         *numbers, name = plain.columns_of(interval, self._key, rows)
         self._order_of = dict(zip((column.title for column in numbers), _ORDERS, strict=True))
         name = names(name.title, [cut(label, max(_NAME, self.size.width // 3)) for label in name.cells])
         shown = fitting([name, *numbers], self.size.width - 2)
-        place, column_place, before = table.cursor_row, table.cursor_column, None
-        if table.is_valid_row_index(place):
+        cursor_row, cursor_column, before = table.cursor_row, table.cursor_column, None
+        if table.is_valid_row_index(cursor_row):
             before = table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value
         table.clear(columns=True)
         for column in shown:
@@ -387,6 +393,6 @@ class TopApp(App[None]):
             table.add_row(*map(Text, texts), key=row.label + _AGAIN * seen[row.label])
             seen[row.label] += 1
         keys = [row.value for row in table.rows]
-        place = keys.index(before) if before in keys else min(place, len(keys) - 1)
-        if place >= 0:
-            table.move_cursor(row=place, column=column_place)
+        cursor_row = keys.index(before) if before in keys else min(cursor_row, len(keys) - 1)
+        if cursor_row >= 0:
+            table.move_cursor(row=cursor_row, column=cursor_column)

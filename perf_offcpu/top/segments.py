@@ -59,12 +59,12 @@ _USAGE: Final = UsageError.exit_status
 
 
 class Segments(Closing):
-    """Runs a recorder and iterates over the profiles of its intervals, the last one cut by the end of the recorder.
-    `unread`: number of files that were lost: the recorder removed them before they were read. `status`: exit status of
-    the recorder, which is that of the recorded command; 0 while it runs."""
+    """Recorder in a child process, and iterator over the profiles of its intervals; the end of the recorder ends the
+    last one. `unread`: number of files that the recorder removed before they were read; `status`: exit status of the
+    recorder, which is that of the recorded command, 0 while it runs."""
 
     def __init__(self, words: Sequence[str], seconds: float, first_s: float | None = None) -> None:
-        """Start `record` with options and command `words`. Intervals last `seconds`, the first one `first_s`."""
+        """Start `record` with `words`, its options and command. Intervals last `seconds`, the first one `first_s`."""
         keep_no_free_memory()
         self.seconds, self._first_s = seconds, seconds if first_s is None else first_s
         self._cost, self.unread, self.status = Cost(), 0, 0
@@ -98,7 +98,7 @@ class Segments(Closing):
             self._remover.wait(_PATIENCE_S)
 
     def __iter__(self) -> Iterator[Profile]:
-        """Yield the profile of each interval. Raise UsageError or PerfOffcpuError if the recorder ends without one."""
+        """Yield the profile of each interval; raise UsageError or PerfOffcpuError if the recorder fails to record."""
         with Directory.named(self._path) as directory:
             for recording in self._recordings(directory):
                 yield replace(symbolize(deferred_as_samples(recording), self._symbols), rules=self._rules)
@@ -116,12 +116,12 @@ class Segments(Closing):
         self._mail.put(("end", ""))
 
     def keep(self, done: Callable[[list[str]], None]) -> None:
-        """Write the last minute, or up to two, into the working directory, as soon as the interval ends. `done` is
-        called, by the thread that iterates, with the paths of the files."""
+        """Copy the last one or two minutes into the working directory as soon as the interval ends; then call `done`,
+        in the thread that iterates, with the paths of the copies."""
         self._done = done
 
     def _recordings(self, directory: Directory) -> Iterator[Recording]:
-        """Yield the recording of each interval, of the file that is being written and of those that have ended."""
+        """Yield the recording of each interval, read from the recorder's files in `directory`; remove files read."""
         current, past = "", ""
         file, stacks, maps = None, KnownStacks(), 0
         try:
@@ -155,8 +155,8 @@ class Segments(Closing):
                 file.close()
 
     def _parts(self, directory: Directory) -> Iterator[tuple[str, int]]:
-        """Yield (name, size) of a file at the end of each interval, size 0: the file has ended. After each, the next
-        interval ends `seconds` later than that one was due."""
+        """Yield (name, size) of the recorder's file at the end of each interval, size 0 if that file has ended.
+        Intervals end `seconds` after the previous one was due, or later if it was not read by then."""
         due, has_recorded = float("inf"), False
         last_due = time.monotonic()
         while True:
@@ -187,6 +187,7 @@ class Segments(Closing):
                 return
 
     def _problem(self) -> PerfOffcpuError:
+        """Return the error of a recorder that ended before it recorded anything, with its last message."""
         text = self._said.removeprefix("perf-offcpu record: ") or f"the recorder ended with status {self.status}"
         return UsageError(text) if self.status == _USAGE else PerfOffcpuError(text)
 
@@ -198,7 +199,7 @@ class Segments(Closing):
 
 
 def _copied(directory: Directory, name: str) -> list[str]:
-    """Copy a file that has ended, "" for none; return the path of the copy, no path if it cannot be made."""
+    """Copy a file, "" for none, into the working directory; return [path of the copy], [] if none was made."""
     if name:
         with contextlib.suppress(OSError):
             return [copy_new(directory.open_regular(name), name)]
@@ -206,7 +207,8 @@ def _copied(directory: Directory, name: str) -> list[str]:
 
 
 def copy_new(fd: int, name: str) -> str:
-    """Copy an open recording into the working directory, and close it; return the path, or raise OSError."""
+    """Copy an open recording into the working directory as a new file perf.`name`, and close it; return that name.
+    Raise OSError if the file exists or cannot be written."""
     with os.fdopen(fd, "rb") as file:
         file.seek(0)
         write_new(f"perf.{name}", iter(lambda: file.read(_PIECE), b""))
@@ -214,7 +216,7 @@ def copy_new(fd: int, name: str) -> str:
 
 
 def write_new(path: str, pieces: Iterable[bytes]) -> None:
-    """Write a file that does not exist yet; raise OSError if it does, or cannot be written."""
+    """Write a new file; raise OSError if it exists or cannot be written."""
     directory, name = Directory.of_output(path)
     with directory, os.fdopen(directory.create(name), "wb") as file:
         file.writelines(pieces)

@@ -27,18 +27,18 @@ _LEVELS: Final = " ▁▂▃▄▅▆▇█"
 
 @frozen
 class Moment:
-    """Times of all threads in one interval, ns; kept after the interval itself has been dropped."""
+    """Times of the threads in one interval, ns; one row a thread."""
 
-    seconds: float
+    seconds: float  # length of the interval
     tid: I32
     blocked: I64
     runnable: I64
     running: I64
-    now: int  # threads blocked at the end
+    now: int  # number of threads blocked at the end of the interval
 
 
 class History:
-    """Keeps the moments of the last minute."""
+    """Times of the threads in the intervals of the last minute; the intervals themselves are dropped."""
 
     def __init__(self) -> None:
         self._moments: deque[Moment] = deque()
@@ -57,7 +57,8 @@ class History:
         return [moment.now for moment in self._moments]
 
     def shares(self, name: str, tids: I32) -> list[float]:
-        """Return the share of each interval that threads spent in a state: blocked, runnable or running."""
+        """Return, for each interval, the seconds per second that the threads `tids` spent in the state `name`: blocked,
+        runnable or running."""
         return [
             float(getattr(moment, name)[np.isin(moment.tid, tids)].sum()) / 1e9 / moment.seconds
             for moment in self._moments
@@ -65,18 +66,19 @@ class History:
 
 
 def sparkline(values: Sequence[float], most: float | None = None) -> str:
-    """Return one character per value, as high as the value in proportion to `most` (default: the largest value)."""
+    """Draw a bar of one character for each value, full at `most` (None: the largest value)."""
     most = max(values, default=0) if most is None else most
     levels = len(_LEVELS) - 1
     return "".join(_LEVELS[min(levels, int(-(-value * levels // most)))] if most else " " for value in values)
 
 
 def page(interval: Interval, history: History) -> list[str]:
-    """Return the lines of the page of the chosen waits and threads of an interval."""
+    """Return the lines of the page of a thread, the only one chosen in the interval."""
     return [*_states(interval, history), *_blocked(interval), *_waits(interval), *stack_lines(interval)]
 
 
 def _states(interval: Interval, history: History) -> Iterator[str]:
+    """Yield a line for each state: seconds per second now, and in the last minute."""
     tids = interval.lives.tid[interval.lives_chosen]
     if not len(tids):  # chosen by a key of waits
         tids = distinct(interval.profile.samples.tid[interval.chosen])
@@ -89,6 +91,7 @@ def _states(interval: Interval, history: History) -> Iterator[str]:
 
 
 def _blocked(interval: Interval) -> Iterator[str]:
+    """Yield the lines of the chosen waits that have not ended."""
     rows = np.flatnonzero(interval.now())
     if len(rows):
         yield "Blocked now:"
@@ -97,7 +100,7 @@ def _blocked(interval: Interval) -> Iterator[str]:
 
 
 def _waits(interval: Interval) -> Iterator[str]:
-    """Yield the longest waits that ended, and how many are not shown."""
+    """Yield the lines of the longest chosen waits that ended."""
     samples, rows = interval.whole, _single(interval)
     longest = rows[np.argsort(-samples.period[rows], kind="stable")][:_WAITS]
     if len(longest):
@@ -107,7 +110,7 @@ def _waits(interval: Interval) -> Iterator[str]:
 
 
 def wait_lines(interval: Interval) -> list[str]:
-    """Return the lines of the single waits of an interval, the latest first; sums have no times of single waits."""
+    """Return the lines of the chosen waits: those that have not ended, then the others, latest first, without sums."""
     rows = _single(interval)
     latest = rows[np.argsort(-interval.whole.time_ns[rows], kind="stable")][:_MOST_WAITS]
     title = f"Waits that ended, the latest {len(latest)} of {_ended(interval)}:"
@@ -115,19 +118,19 @@ def wait_lines(interval: Interval) -> list[str]:
 
 
 def _single(interval: Interval) -> I64:
-    """Return the rows of the waits that ended and are in no sum."""
+    """Return the rows of the chosen waits that ended, without sums."""
     samples = interval.whole
     single: Bool = interval.chosen & ~interval.now() & ~samples.has(SUM_FLAGS) & (samples.time_ns >= 0)
     return np.flatnonzero(single)
 
 
 def _ended(interval: Interval) -> int:
-    """Return the number of waits that ended, those in sums among them."""
+    """Return the number of chosen waits that ended, also those in sums."""
     return int(interval.whole.count[interval.chosen & ~interval.now()].sum())
 
 
 def _lines(interval: Interval, rows: I64) -> Iterator[str]:
-    """Yield a line for each wait: length, when it ended, class, system call, object, and by whom."""
+    """Yield a line for each wait in `rows`: length, when it ended, class, system call, object, holder or waker."""
     profile, samples = interval.profile, interval.whole
     labels = [column_of(key, profile, interval.waits)[1] for key in ("syscall", "object", "waker")]
     held = holders_of(profile).known()
@@ -147,7 +150,7 @@ def _lines(interval: Interval, rows: I64) -> Iterator[str]:
 
 
 def stack_lines(interval: Interval) -> list[str]:
-    """Return the stacks of the chosen waits, longest blocked first, each with the innermost function first."""
+    """Return the lines of the stacks of the chosen waits, longest blocked first, innermost function first."""
     lines: list[str] = []
     for stack in interval.stacks(_STACKS):
         lines.append(f"{plain.per_second(stack.weight, interval)} s/s  {stack.comm}")
