@@ -47,8 +47,9 @@ SPOOL_FULL = "spool-full"
 
 
 class Agent:
-    """Runs the agent once. `load` reads its configuration, again at SIGHUP; `say` writes sentences to the journal;
-    `take_over`: take the dataset from another agent of this host. Raise LeaseTakenError if one has it."""
+    """An agent, from start to end. `load`: reads its configuration, again at SIGHUP; `say`: writes a sentence to the
+    journal; `take_over`: take the dataset over from another agent of this host. The constructor raises LeaseTakenError
+    if another agent has the dataset."""
 
     def __init__(
         self, load: Callable[[], AgentConfig], say: Say, duration_s: float | None = None, *, take_over: bool = False
@@ -72,12 +73,12 @@ class Agent:
         self._notifier = Notifier()
         self.outlets = Outlets(self._delivery, self.spool, self.metrics, say, self._lose_lease)
         self.outlets.use(self.config, take_over=take_over)
-        place, token = self.config.listen, read_token(self.config.token_file)
-        self.endpoint = Endpoint(place, self.ledger.text, self.problem, self.lack, token) if place else None
+        address, token = self.config.listen, read_token(self.config.token_file)
+        self.endpoint = Endpoint(address, self.ledger.text, self.problem, self.lack, token) if address else None
 
     def run(self) -> bool:
-        """Record and deliver until a signal, or for the duration; return whether a segment was delivered or is left.
-        Raise PerfOffcpuError if another agent has taken the dataset."""
+        """Record and deliver until a signal, or for the duration; return True if a segment was delivered or is left in
+        the spool. Raise PerfOffcpuError if another agent takes the dataset."""
         before = self.metrics.value("segments_total")
         signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         handlers = {number: signal.signal(number, self._note_signal) for number in signals}
@@ -97,7 +98,7 @@ class Agent:
         return left > 0 or self.metrics.value("segments_total") > before
 
     def problem(self) -> str:
-        """Return the present failure as a sentence; "" for none."""
+        """Return what fails at present as a sentence; "" if nothing does."""
         busy_s = time.monotonic() - (self._delivery.busy_since or time.monotonic())
         if busy_s > STUCK_S:
             return "a segment is not done after ten minutes"
@@ -115,7 +116,8 @@ class Agent:
         return ""
 
     def lack(self) -> str:
-        """Return how much of the last minute was recorded, and the cause of most gaps; "" if it was nearly all."""
+        """Return a sentence with the seconds of the last minute that were recorded and the main cause of gaps; "" if
+        nearly all of it was recorded."""
         now_ns = time.monotonic_ns()
         gaps = self.ledger.off(now_ns - LOOK_NS, now_ns)
         recorded_s, cause = (LOOK_NS - sum(gaps.values())) / 1e9, max(gaps, key=gaps.__getitem__, default=STOPPED)
@@ -124,7 +126,8 @@ class Agent:
         return f"degraded: recorded {recorded_s:.0f} s of the last {LOOK_NS / 1e9:.0f} ({cause})"
 
     def _step(self, until: float | None) -> None:
-        """Do the work that is due, then wait a moment, at most until `until` (monotonic s), for messages of threads."""
+        """Do the work that is due; then wait for one message of the threads, at most TICK_S and until `until`
+        (monotonic s; None: no such limit), and handle it by the method `_on_KIND`."""
         now = time.monotonic()
         if now - self._measured_s >= MEASURE_S:
             self._measured_s = now
@@ -150,7 +153,7 @@ class Agent:
         getattr(self, f"_on_{kind}")(text)
 
     def _end_segment(self, now: float) -> float:
-        """Begin another segment if it is time; return the time of the next one, monotonic s."""
+        """Begin another segment if it is time; return when the next call is due, monotonic s."""
         if self._recorder is None or not self._recorder.is_recording or not self._segment_began_s:
             return now + TICK_S
         if now >= self._segment_began_s + self._keeper.length.seconds:
@@ -158,7 +161,7 @@ class Agent:
             self._recorder.command(ROTATE)
         return self._segment_began_s + self._keeper.length.seconds
 
-    # What happens
+    # Messages of threads
 
     def _note_signal(self, number: int, _frame: object) -> None:
         self._mail.put(("reload" if number == signal.SIGHUP else "stop", str(number)))
@@ -256,7 +259,7 @@ class Agent:
         self._recorder = Recorder(words, self._mail.put, lock_fd=self.spool.lock_fd, run=run)
 
     def _stop_recorder(self, cause: str) -> None:
-        """Ask the recorder to end; another one starts after it, and the gap between them gets this cause."""
+        """Ask the recorder to end; the next one starts after it, and `cause` is that of the gap between them."""
         self._next_cause = cause
         if self._is_sound():
             self._backoff.worked()
@@ -267,6 +270,7 @@ class Agent:
         return time.monotonic() - self._started_s > _SOUND_S
 
     def _finished(self) -> list[str]:
+        """Return the names of the recordings in the spool that are complete."""
         running = self._recorder.run if self._recorder else -1
         return [name for name in self.spool.recordings() if run_of(name) != running or name in self._complete]
 
@@ -276,6 +280,7 @@ class Agent:
     # Budgets
 
     def _bound_spool(self) -> None:
+        """Remove the oldest files of the spool above its limit, and count them as lost."""
         size, files = self.spool.usage()
         oldest = sorted([*self._finished(), *self.spool.messages()])
         while size > self.config.spool_bytes and oldest:

@@ -18,7 +18,7 @@ AGENT = "agent"
 
 
 def check(load: Callable[[], AgentConfig]) -> Iterator[Finding]:
-    """Yield a finding for the configuration that `load` returns, for each store, server and port of it, and for each
+    """Yield a finding for the configuration that `load` returns, for each store, server and address in it, and for each
     part of the machine that recording needs."""
     try:
         config = load()
@@ -31,7 +31,7 @@ def check(load: Callable[[], AgentConfig]) -> Iterator[Finding]:
             yield _tried("dataset", lambda: _dataset(config.dataset))
         yield from _servers(config)
         if config.listen:
-            yield _place(config.listen, config.token_file)
+            yield _listening(config.listen, config.token_file)
     yield from examine()
 
 
@@ -40,7 +40,7 @@ def _finding(part: str, state: State, fact: str, advice: str = "") -> Finding:
 
 
 def _tried(part: str, use: Callable[[], str]) -> Finding:
-    """Call `use`; return a finding on `part`: it works, with the returned text, or is missing, with the error."""
+    """Call `use`; return the finding on `part`: WORKS with the text that it returns, or MISSING with its error."""
     try:
         return _finding(part, State.WORKS, use())
     except (PerfOffcpuError, OSError) as problem:
@@ -48,14 +48,15 @@ def _tried(part: str, use: Callable[[], str]) -> Finding:
 
 
 def _sentence(problem: Exception) -> str:
-    """Return an error as a sentence, with the file of an OSError, without its number."""
+    """Format an exception; an OSError with its file, without its number."""
     if not isinstance(problem, OSError):
         return str(problem)
     return f"{problem.filename}: {problem.strerror}" if problem.filename else problem.strerror or str(problem)
 
 
 def _directory(path: str, opened: Callable[[str], Directory]) -> str:
-    """Create and remove a file in a directory; return its path and free space, or that it will be made; or OSError."""
+    """Create and remove a file in the directory `path`, which `opened` opens; return a text: its path and free space,
+    or that it will be made. Raise OSError if that is impossible."""
     path = os.path.abspath(path)
     try:
         with opened(path) as directory:
@@ -75,7 +76,7 @@ def _directory(path: str, opened: Callable[[str], Directory]) -> str:
 
 
 def _dataset(url: str) -> str:
-    """Write and remove a file in a dataset; return its path or URL. Raise PerfOffcpuError or OSError if that fails."""
+    """Write and remove a file in a dataset; return a text on it. Raise PerfOffcpuError or OSError if that fails."""
     from perf_offcpu.dataset.store import imported, local_path, open_store, put
 
     imported("pyarrow")
@@ -88,6 +89,7 @@ def _dataset(url: str) -> str:
 
 
 def _servers(config: AgentConfig) -> Iterator[Finding]:
+    """Look up the push servers by name; yield a finding for each."""
     from perf_offcpu.push.opening import open_targets
 
     try:
@@ -98,21 +100,21 @@ def _servers(config: AgentConfig) -> Iterator[Finding]:
     for target, sender in opened:
         sender.close()
         try:
-            places = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+            addresses = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
         except OSError as problem:
             yield _finding("push", State.MISSING, f"{target}: {target.host}: {problem.strerror}")
         else:
-            yield _finding("push", State.WORKS, f"{target}: {places[0][4][0]}, nothing was sent")
+            yield _finding("push", State.WORKS, f"{target}: {addresses[0][4][0]}, nothing was sent")
 
 
-def _place(place: str, token_file: str) -> Finding:
-    """Try to listen at the address of metrics; return the finding, which says whether a token is required."""
+def _listening(address: str, token_file: str) -> Finding:
+    """Try to listen at the address of the metrics; return the finding, which says whether a token is required."""
     try:
         token = read_token(token_file)
-        leave(listen_at(place))
+        leave(listen_at(address))
     except UsageError as problem:
         return _finding("metrics", State.MISSING, str(problem))
     except OSError as problem:
         advice = f"an agent that runs has it, or {ANOTHER}"
-        return _finding("metrics", State.LIMITED, f"{place}: {os.strerror(problem.errno or 0)}", advice)
-    return _finding("metrics", State.WORKS, f"{place}{', with a token' if token else ''}")
+        return _finding("metrics", State.LIMITED, f"{address}: {os.strerror(problem.errno or 0)}", advice)
+    return _finding("metrics", State.WORKS, f"{address}{', with a token' if token else ''}")

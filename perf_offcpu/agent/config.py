@@ -26,34 +26,34 @@ LABELS_VARIABLE: Final = "PERF_OFFCPU_LABELS"
 
 @dataclass(frozen=True)
 class AgentConfig:
-    """Holds the options of the agent, all of them checked by `make_config`."""
+    """Options of the agent, checked by `make_config`."""
 
     dataset: str = ""  # folder or URL of the dataset; "" none
     push: tuple[str, ...] = ()  # servers, `KIND=URL`
-    push_header_file: tuple[str, ...] = ()  # headers of requests to them, see `push.opening.open_targets`
-    push_ca: str = ""  # the authorities that sign their certificates; "" for the system's
+    push_header_file: tuple[str, ...] = ()  # files with headers of requests, see `push.opening.open_targets`
+    push_ca: str = ""  # file with the authorities that sign the servers' certificates; "" for the system's
     period_ns: int = 100_000_000  # off-CPU time that one sample stands for, at least
     segment_s: int = 60  # length of a segment
     max_cpu: float = 0.01  # CPU time that the agent and its recorder may take, as a part of one CPU
     keep_ns: int = 0  # age at which hours of the dataset are removed; 0 never
-    max_bytes: int = 1 << 30  # written and pushed in a day; 0 no limit
+    max_bytes: int = 1 << 30  # most bytes written and pushed in a day; 0 no limit
     spool: str = ""  # directory of recordings and messages that are not delivered yet
-    spool_bytes: int = 256 << 20  # its limit
-    listen: str = f"127.0.0.1:{PORT}"  # where metrics are: ADDRESS:PORT or unix:PATH; "" none
-    token_file: str = ""  # token that requests for them show; "" none
+    spool_bytes: int = 256 << 20  # largest size of the spool
+    listen: str = f"127.0.0.1:{PORT}"  # address of the metrics: ADDRESS:PORT or unix:PATH; "" none
+    token_file: str = ""  # file with the token that requests for metrics must have; "" none
     containers: str = ""  # CRI socket that is asked for names of containers, unix:PATH; "" none
-    labels: tuple[tuple[str, str], ...] = ()  # of this host
+    labels: tuple[tuple[str, str], ...] = ()  # (name, value), of this host
     record: tuple[str, ...] = ()  # further options of `perf-offcpu record`
 
     def __str__(self) -> str:
-        """Return the main settings as words; URLs of servers, which may hold credentials, are left out."""
+        """Return the main settings in words, without the URLs of servers, which may hold credentials."""
         period = f"one sample for {self.period_ns / 1e6:g} ms of waiting (no threshold), segments of {self.segment_s} s"
-        place = f"dataset {self.dataset or 'none'}, {len(self.push)} servers, spool {self.spool}"
-        return f"{period}, --max-cpu {self.max_cpu * 100:g}, {place}, record {' '.join(self.record)}".rstrip()
+        outputs = f"dataset {self.dataset or 'none'}, {len(self.push)} servers, spool {self.spool}"
+        return f"{period}, --max-cpu {self.max_cpu * 100:g}, {outputs}, record {' '.join(self.record)}".rstrip()
 
     @property
     def recording(self) -> tuple[object, ...]:
-        """Return the options and labels that a running recorder cannot change: a change needs another process."""
+        """Return the settings of the recorder process: if they change, it must be started again."""
         return self.period_ns, self.segment_s, self.max_cpu, self.record, self.labels
 
 
@@ -61,11 +61,12 @@ KEYS: Final = frozenset(
     "dataset keep push push-header-file push-ca off-cpu-period segment max-cpu max-bytes spool spool-size listen port "
     "token-file containers label record".split()
 )
-"""Keys of the file: long options, and `record` for the options after `--`."""
+"""Keys of the configuration file: long options, and `record` for the options after `--`."""
 
 
 def load_config(path: str | None, given: Mapping[str, Any]) -> AgentConfig:
-    """Merge the file `path` and the command line (`given`: key → value), which has priority; or raise UsageError."""
+    """Read the configuration file `path` (None: none) and add the values of the command line (`given`: key → value),
+    which have priority; raise UsageError for invalid values."""
     values = {} if path is None else _read(path)
     try:
         return make_config({**values, **given})
@@ -86,7 +87,8 @@ def _read(path: str) -> dict[str, Any]:
 
 
 def make_config(values: Mapping[str, Any]) -> AgentConfig:
-    """Return the options; raise UsageError for the first invalid value."""
+    """Check values (key of KEYS → value of TOML or of the command line) and return the options; raise UsageError for
+    the first invalid one."""
     default = AgentConfig()
     period = values.get("off-cpu-period", f"{default.period_ns}ns")
     config = AgentConfig(
@@ -101,7 +103,7 @@ def make_config(values: Mapping[str, Any]) -> AgentConfig:
         max_bytes=parse_size("--max-bytes", values.get("max-bytes", default.max_bytes)),
         spool=_text(values, "spool", default_spool()),
         spool_bytes=parse_size("--spool-size", values.get("spool-size", default.spool_bytes), least="16M"),
-        listen=_place(values),
+        listen=_listen_address(values),
         token_file=_text(values, "token-file", ""),
         containers=_text(values, "containers", ""),
         labels=tuple(sorted({**_labels_of_environment(), **_labels(values)}.items())),
@@ -120,17 +122,18 @@ def make_config(values: Mapping[str, Any]) -> AgentConfig:
     return config
 
 
-def _place(values: Mapping[str, Any]) -> str:
-    """Return where metrics are: --listen, else --port on the loopback; "" for port 0."""
+def _listen_address(values: Mapping[str, Any]) -> str:
+    """Return the address of the metrics: --listen, else --port on the loopback; "" for port 0."""
     port = _number(values, "port", PORT, 0, 65535)
-    place = _text(values, "listen", f"127.0.0.1:{port}" if port else "")
-    if place:
-        is_open_to_others(place)  # raises
-    return place
+    address = _text(values, "listen", f"127.0.0.1:{port}" if port else "")
+    if address:
+        is_open_to_others(address)  # raises UsageError if it is no address
+    return address
 
 
 def default_spool() -> str:
-    """Return the path of the spool: below systemd's $STATE_DIRECTORY, else below root's or the user's own."""
+    """Return the usual path of the spool: below systemd's $STATE_DIRECTORY, else below the state directory of root or
+    the user."""
     state = os.environ.get("STATE_DIRECTORY", "").partition(":")[0]
     if not state:
         home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
@@ -139,7 +142,7 @@ def default_spool() -> str:
 
 
 def parse_label(text: str) -> tuple[str, str]:
-    """Return name and value of `NAME=VALUE`; raise UsageError for anything else."""
+    """Parse a label `NAME=VALUE` to (name, value); raise UsageError for anything else."""
     name, sign, value = text.partition("=")
     if not sign or not _LABEL.fullmatch(name):
         raise UsageError(f"--label {text}: not NAME=VALUE, a name of letters, digits, '_', '.', '-'")
@@ -149,6 +152,7 @@ def parse_label(text: str) -> tuple[str, str]:
 
 
 def _labels(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the labels under the key `label`: texts NAME=VALUE, or a table of the file."""
     texts = values.get("label", [])
     if isinstance(texts, Mapping):  # a table of the file
         texts = [f"{name}={value}" for name, value in _flat(texts)]

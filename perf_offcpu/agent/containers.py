@@ -28,21 +28,21 @@ _POD, _NAMESPACE = b"io.kubernetes.pod.name", b"io.kubernetes.pod.namespace"
 
 
 class ContainerAsker(Worker):
-    """Thread, without capabilities, that asks the socket `place` for containers and keeps their names by id."""
+    """Thread, without capabilities, that asks a CRI socket (unix:PATH) for containers every _EACH_S seconds."""
 
-    def __init__(self, place: str, metrics: Metrics, say: Say) -> None:
+    def __init__(self, address: str, metrics: Metrics, say: Say) -> None:
         super().__init__(say, _EACH_S)
-        self.place, self._metrics, self._due_s = place, metrics, 0.0
+        self.address, self._metrics, self._due_s = address, metrics, 0.0
         self.names: Mapping[str, ContainerNames] = {}
-        """The names by id of 64 hexadecimal digits, the last known last."""
+        """Container id (64 hexadecimal digits) → names, also of containers that ended; those listed last are last."""
         self.start()
 
     def pending(self) -> Sequence[str]:
-        """Return the path of the socket if it is time to ask again; else no work."""
-        return [self.place] if time.monotonic() >= self._due_s else []
+        """Return [address of the socket] if it is time to ask again, else []."""
+        return [self.address] if time.monotonic() >= self._due_s else []
 
     def do(self, name: str) -> None:
-        """Ask the socket `name` for its present containers, and add their names to `names`."""
+        """Ask the socket at the address `name` for its containers, and add them to `names`."""
         try:
             listed = containers_at(name)
         except Exception as problem:  # of a library or server: recording goes on, with ids
@@ -56,13 +56,13 @@ class ContainerAsker(Worker):
         self.worked("names of containers are known again")
 
 
-def containers_at(place: str) -> "dict[str, ContainerNames]":
-    """Return the names of the containers that a CRI socket has, by id. Raise what gRPC raises if it gives no answer."""
+def containers_at(address: str) -> "dict[str, ContainerNames]":
+    """Ask a CRI socket for its containers; return id → names. Raise gRPC's exceptions if it gives no answer."""
     from perf_offcpu.dataset.rows import ContainerNames
     from perf_offcpu.push.answers import last_field, submessages
 
     containers = dict[str, ContainerNames]()
-    for container in submessages(_call(place), 1):
+    for container in submessages(_call(address), 1):
         labels = {last_field(label, 1): last_field(label, 2) for label in submessages(container, 8)}
         name, image = (last_field(last_field(container, field), 1) for field in (3, 4))
         texts = labels.get(_POD, b""), labels.get(_NAMESPACE, b""), name, image
@@ -72,10 +72,10 @@ def containers_at(place: str) -> "dict[str, ContainerNames]":
     return containers
 
 
-def _call(place: str) -> bytes:
-    """Return a ListContainersResponse."""
+def _call(address: str) -> bytes:
+    """Call ListContainers of a CRI socket; return the encoded ListContainersResponse."""
     from perf_offcpu.push.grpc_sender import import_grpc
 
     bounds = [("grpc.max_receive_message_length", _MOST_BYTES), ("grpc.enable_retries", 0)]
-    with import_grpc().insecure_channel(place, bounds) as channel:
+    with import_grpc().insecure_channel(address, bounds) as channel:
         return bytes(channel.unary_unary(_CRI)(b"", timeout=_ANSWER_S))

@@ -43,8 +43,8 @@ _IDLE_S: Final = 10.0  # complete recordings wake the thread
 
 
 class Delivery(Worker):
-    """A thread that delivers finished recordings, oldest first. `finished` returns their names, and `delivered` is
-    called with (samples, seconds) of each delivered segment."""
+    """Thread that delivers recordings, oldest first. `finished`: returns the names of complete recordings; `delivered`:
+    is called with (number of samples, recorded seconds) of each delivered one."""
 
     rights = DELIVERING
 
@@ -63,21 +63,21 @@ class Delivery(Worker):
         self.upkeep: Upkeep | None = None  # of the dataset
         self._is_neglected = False  # the last upkeep failed
         self.push: list[PushSink] = []
-        self.bytes: Bucket | None = None
-        self.period_ns = 0  # of the configuration
+        self.bytes: Bucket | None = None  # budget of bytes written and pushed; None: no limit
+        self.period_ns = 0  # sampling period of the configuration
         self.lock = threading.Lock()  # held while the account and the spool change together
-        self.current = ""  # the recording that is being delivered
-        self.busy_since = 0.0  # time.monotonic() at which it was begun; 0 none
-        self._attempts = 0
-        self._head: tuple[str, Profile] | None = None
+        self.current = ""  # the recording that is being delivered; "" none
+        self.busy_since = 0.0  # time.monotonic() at which its delivery began; 0 none
+        self._attempts = 0  # failed ones, of the current recording
+        self._head: tuple[str, Profile] | None = None  # name and profile of the recording that was read last
         self._cache = KeptCache.usual()
 
     def pending(self) -> Sequence[str]:
-        """Return the names of the finished recordings, the next first."""
+        """Return the names of the complete recordings, oldest first."""
         return self._finished()
 
     def do(self, name: str) -> None:
-        """Deliver a recording."""
+        """Deliver the recording `name`, unless it was removed from the spool."""
         with self.lock:  # the segment that is delivered must not be removed from a full spool
             self.current = name if self._spool.has(name) else ""
         if self.current:
@@ -86,7 +86,7 @@ class Delivery(Worker):
             self.busy_since, self.current = 0.0, ""
 
     def _deliver(self, name: str) -> None:
-        """Deliver a recording; count it as lost if it can never be delivered."""
+        """Deliver a recording; count it as lost if that is impossible, plan another attempt after other errors."""
         if name <= self._ledger.done:  # killed after the account was written
             self._spool.remove(name)
             return
@@ -110,7 +110,7 @@ class Delivery(Worker):
             self._account(name, profile, parts)
 
     def _decoded(self, name: str) -> Profile:
-        """Return the profile of a recording; the last one is kept for further attempts."""
+        """Read and symbolize a recording; the result is kept for further attempts."""
         if self._head is None or self._head[0] != name:
             ledger = self._ledger
             profile = read_segment(
@@ -125,6 +125,7 @@ class Delivery(Worker):
         return self._head[1]
 
     def _write(self, name: str, profile: Profile, begin_ns: int) -> None:
+        """Write a segment to the dataset and its messages to the spool; raise _Lost if --max-bytes is spent."""
         if self.bytes is not None:
             self.bytes.spend(0, time.monotonic())
             if self.bytes.level < 0:
@@ -138,6 +139,7 @@ class Delivery(Worker):
             self.bytes.spend(size, time.monotonic())
 
     def _account(self, name: str, profile: Profile, parts: Spans) -> None:
+        """Account a delivered recording, remove it from the spool, and do what is due in the dataset."""
         origin = self._ledger.origin(name)
         with self.lock:
             self._ledger.deliver(name, parts, _utc(profile))
@@ -153,7 +155,8 @@ class Delivery(Worker):
         self._keep_up((machine_id() or printable(profile.meta.hostname), origin.boot_id), parts[0][0] + _utc(profile))
 
     def _keep_up(self, host: tuple[str, str], begin_ns: int) -> None:
-        """Merge and remove files of the dataset, if that is due after a segment; what fails is tried again later."""
+        """Merge and remove files of the dataset if that is due, after a segment of `host` (host_id, boot_id) that
+        begins at `begin_ns` (UTC). After a failure, the next segment tries again."""
         if self.dataset is None or self.upkeep is None:
             return
         try:
@@ -183,23 +186,23 @@ class Delivery(Worker):
 
 
 class _Lost(Exception):
-    """Raised for a recording that can never be delivered: (cause, reason)."""
+    """Raised for a recording that cannot be delivered, with (cause of the loss, reason in words)."""
 
 
 def _utc(profile: Profile) -> int:
-    """Return UTC minus CLOCK_MONOTONIC, ns; 0 unknown."""
+    """Return UTC minus CLOCK_MONOTONIC, ns; 0 if not known."""
     return profile.meta.wall_clock_ns - profile.meta.wall_clock_at_ns
 
 
 def _parts(profile: Profile) -> Spans:
-    """Return (begin, end) of each recorded time, CLOCK_MONOTONIC ns; raise _Lost if nothing was recorded."""
+    """Return (begin, end) of each recorded time, CLOCK_MONOTONIC ns; raise _Lost if the recording has no times."""
     parts = profile.meta.recorded
     if parts[0][0] <= 0 or parts[-1][1] < parts[0][0]:
         raise _Lost(EMPTY, "it has no time")
     return parts
 
 
-ClockPair = tuple[int, int]  # a time in UTC and in CLOCK_MONOTONIC, as of `wall_clock_pair`
+ClockPair = tuple[int, int]  # the same moment in UTC and in CLOCK_MONOTONIC, ns, as of `wall_clock_pair`
 
 
 def read_segment(
@@ -211,15 +214,15 @@ def read_segment(
     cache: DiskCache | None = None,
     clock: Callable[[ClockPair], ClockPair] = lambda pair: pair,
 ) -> Profile:
-    """Return the profile of a recording.
+    """Read, unwind and symbolize a recording.
 
     A killed recorder leaves a file without its end, which describes machine and clocks. If it was made in this boot,
     the present values are used; only the wall clock may have been set since. A file of an earlier boot has no clocks.
 
-    `after_ns`: end of the recorder's previous file, CLOCK_MONOTONIC ns; 0 if it is not known. `period_ns`: sampling
-    period to assume for a recording that lacks its end and has no sample with a weight. `cache`: of symbols and frame
-    rules of files; None: none. `clock`: is called with the present clocks if the recording has none; returns the clocks
-    to use. Raises FormatError, OSError: it is no recording, or cannot be read."""
+    `after_ns`: end of the recorder's previous file, CLOCK_MONOTONIC ns, 0 if not known; `period_ns`: sampling period to
+    assume if the end is missing and no sample has a weight; `cache`: of symbols and frame rules; `clock`: is called
+    with the present clocks if the recording has none, and returns the clocks to use. Raise FormatError if it is no
+    recording, OSError if it cannot be read."""
     symbols = SymbolizeOptions(cache=cache)
     recording = load_recording(path, snapshots=True)
     if of_this_boot and not recording.meta.wall_clock_ns:
@@ -228,8 +231,9 @@ def read_segment(
 
 
 def completed(recording: Recording, after_ns: int, clock: ClockPair, period_ns: int) -> Recording:
-    """Return a recording of this boot with the facts that the missing end of its file would hold; arguments as of
-    `read_segment`. The recording may hold waits before `after_ns`, which the recorder drained late."""
+    """Add the facts about machine, clocks and recorded times that the missing end of a file of this boot would have.
+    `clock`: the clocks to use; other arguments as of `read_segment`. The recording may have waits before `after_ns`,
+    which the recorder drained late."""
     machine, meta, samples = os.uname(), recording.meta, recording.samples
     weights = samples.period[samples.has(SampleFlag.SAMPLED)]
     end_ns = max(meta.end_ns, meta.last_ns, after_ns, 0)
@@ -252,7 +256,8 @@ def completed(recording: Recording, after_ns: int, clock: ClockPair, period_ns: 
 
 
 def _completed_parts(recording: Recording, end_ns: int) -> Spans:
-    """Return (begin, end) of each recorded time: of the accounts, then from the first later sample to `end_ns`."""
+    """Return (begin, end) of each recorded time, ns: those in the recording, then that from the first later sample to
+    `end_ns`."""
     meta, times = recording.meta, recording.samples.time_ns
     if not meta.end_ns or end_ns <= meta.end_ns:
         return meta.parts

@@ -39,29 +39,30 @@ _REQUEST: Final = re.compile(rb"(\S+) (/[^\s?]*)\S* HTTP/1\.\d\r?\n")
 _END: Final = re.compile(rb"\r?\n\r?\n")
 _SHOWN: Final = re.compile(rb"\nauthorization:[ \t]*bearer[ \t]+([!-~]+)[ \t]*\r?\n", re.IGNORECASE)
 _TOKEN: Final = re.compile(rb"[!-~]{16,4096}")
-_PLACE: Final = re.compile(r"\[?([0-9a-fA-F.:]+?)\]?:(\d{1,5})", re.ASCII)
+_ADDRESS: Final = re.compile(r"\[?([0-9a-fA-F.:]+?)\]?:(\d{1,5})", re.ASCII)
 
 
-def is_open_to_others(place: str) -> bool:
-    """Return whether other machines can reach `unix:PATH` or `ADDRESS:PORT`; raise UsageError for any other text."""
-    if place.startswith(_UNIX):
+def is_open_to_others(where: str) -> bool:
+    """Return True if other machines can reach the socket address `unix:PATH` or `ADDRESS:PORT`; raise UsageError for
+    any other text."""
+    if where.startswith(_UNIX):
         return False
-    match = _PLACE.fullmatch(place)
+    match = _ADDRESS.fullmatch(where)
     try:
         address = ipaddress.ip_address(match[1] if match and int(match[2]) < 1 << 16 else "")
     except ValueError:
-        raise UsageError(f"--listen {place}: give unix:PATH, or ADDRESS:PORT as 0.0.0.0:9811 or [::]:9811") from None
+        raise UsageError(f"--listen {where}: give unix:PATH, or ADDRESS:PORT as 0.0.0.0:9811 or [::]:9811") from None
     return not address.is_loopback
 
 
-def listen_at(place: str) -> socket.socket:
-    """Return a listening socket at a place, as of `is_open_to_others`; OSError if that fails. A Unix socket can be
-    used by its owner and group; one that a killed agent left is replaced."""
-    if not place.startswith(_UNIX):
-        host, _, port = place.rpartition(":")
+def listen_at(where: str) -> socket.socket:
+    """Return a socket that listens at `unix:PATH` or `ADDRESS:PORT`; raise OSError if that fails. A Unix socket is for
+    its owner and group; one that a killed agent left is replaced."""
+    if not where.startswith(_UNIX):
+        host, _, port = where.rpartition(":")
         family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
         return socket.create_server((host.strip("[]"), int(port)), family=family, backlog=_ACCEPT_QUEUE)
-    path, listener = place.removeprefix(_UNIX), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    path, listener = where.removeprefix(_UNIX), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if listener.connect_ex(path) == 0:
             raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
@@ -78,7 +79,7 @@ def listen_at(place: str) -> socket.socket:
 
 
 def leave(listener: socket.socket) -> None:
-    """Close a listening socket, and remove it if it is a file."""
+    """Close a socket of `listen_at`, and remove the file of a Unix socket."""
     path = listener.getsockname() if listener.family == socket.AF_UNIX else ""
     listener.close()
     if path:
@@ -87,7 +88,8 @@ def leave(listener: socket.socket) -> None:
 
 
 def read_token(path: str) -> bytes:
-    """Return the token in a file; b"" for no file. Raise UsageError if it is too short to be secret, or no word."""
+    """Read the token in the file `path` ("": none, returns b""). Raise UsageError if the file cannot be read, or the
+    token is too short or not ASCII without spaces."""
     try:
         token = read_regular(path, 1 << 16).strip() if path else b""
     except OSError as problem:
@@ -99,6 +101,8 @@ def read_token(path: str) -> bytes:
 
 @mutable
 class _Client:
+    """Connection of a client, and how far its request is."""
+
     socket: socket.socket
     uid: int  # of the process at the other end of a Unix socket; -1 for others
     deadline: float  # of time.monotonic()
@@ -108,13 +112,14 @@ class _Client:
 
 
 class Endpoint:
-    """Serves /metrics and /health by HTTP in a thread, at a place (`listen_at`). `metrics` returns the text of
-    /metrics, `health` a sentence on the present failure, "" for none, and `lack` one on degraded service, for /health
-    without failure. `token`: must be in requests; b"": none. Raise UsageError if the place is taken or unusable."""
+    """HTTP server of /metrics and /health, in a thread, at the address `where` (`listen_at`). `metrics`: returns the
+    text of /metrics; `health`: returns what fails at present, "" for nothing; `lack`: returns how the service is
+    degraded, for /health if nothing fails; `token`: must be in requests, b"" for none. Raise UsageError if it cannot
+    listen there."""
 
     def __init__(
         self,
-        place: str,
+        where: str,
         metrics: Callable[[], str],
         health: Callable[[], str],
         lack: Callable[[], str] = str,
@@ -126,10 +131,10 @@ class Endpoint:
             b"/health": lambda: (503, f"{problem}\n") if (problem := health()) else (200, f"{lack() or 'ok'}\n"),
         }
         try:
-            self._listener = listen_at(place)
+            self._listener = listen_at(where)
         except OSError as problem:
-            raise UsageError(f"{place}: {problem.strerror or problem}; {ANOTHER}") from None
-        self.port = 0 if place.startswith(_UNIX) else int(self._listener.getsockname()[1])
+            raise UsageError(f"{where}: {problem.strerror or problem}; {ANOTHER}") from None
+        self.port = 0 if where.startswith(_UNIX) else int(self._listener.getsockname()[1])
         self._clients: dict[socket.socket, _Client] = {}  # oldest first
         self._stop, stopped = socket.socketpair()
         self._selector = selectors.DefaultSelector()
@@ -145,6 +150,7 @@ class Endpoint:
         self._thread.join()
 
     def _serve(self, stopped: socket.socket) -> None:
+        """Serve clients, in the thread, until the other end of `stopped` is closed."""
         keep_rights()
         while True:
             first = next(iter(self._clients.values()), None)
@@ -181,7 +187,7 @@ class Endpoint:
         self._go_on(client)  # its request is mostly there already
 
     def _go_on(self, client: _Client) -> None:
-        """Read a client's request, or write its answer, as far as that does not block."""
+        """Read the request of a client, or write its answer, as far as that does not block."""
         try:
             if not client.is_answered:
                 part = client.socket.recv(_LONGEST_REQUEST)
@@ -206,6 +212,7 @@ class Endpoint:
             self._drop(client)
 
     def _answer(self, request: bytes) -> bytes:
+        """Return the HTTP response to a request."""
         match = _REQUEST.match(request)
         status, text, more = 400, "GET /metrics or /health\n", ""
         shown = _SHOWN.search(request)
@@ -228,7 +235,7 @@ class Endpoint:
         return head.encode() + body
 
     def _drop_oldest(self) -> None:
-        """Drop the oldest client of the user who has most."""
+        """Close the oldest connection of the user who has most."""
         users = Counter(client.uid for client in self._clients.values())
         for uid, _ in users.most_common(1):
             self._drop(next(client for client in self._clients.values() if client.uid == uid))
@@ -240,7 +247,7 @@ class Endpoint:
 
 
 def _uid_of(accepted: socket.socket) -> int:
-    """Return the user at the other end of a Unix socket; -1 for other sockets."""
+    """Return the user id of the client of a Unix socket; -1 for other sockets."""
     if accepted.family != socket.AF_UNIX:
         return -1
     credentials = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -248,18 +255,18 @@ def _uid_of(accepted: socket.socket) -> int:
 
 
 class Notifier:
-    """Sends messages to the service manager as sd_notify(3) does: a datagram of NAME=VALUE lines to the socket that
-    $NOTIFY_SOCKET names. Without a manager nothing is sent."""
+    """Sender of messages to the service manager, as sd_notify(3): a datagram of NAME=VALUE lines to the socket that
+    $NOTIFY_SOCKET names. Without that variable nothing is sent."""
 
     def __init__(self) -> None:
         self._address = os.environ.pop("NOTIFY_SOCKET", "")
         pid, usec = os.environ.pop("WATCHDOG_PID", ""), os.environ.pop("WATCHDOG_USEC", "")
         is_watched = usec.isdigit() and pid in ("", str(os.getpid()))
-        self.watchdog_s = int(usec) / 1e6 if is_watched else 0.0  # `alive` has to be called within it; 0 for none
+        self.watchdog_s = int(usec) / 1e6 if is_watched else 0.0  # longest time between calls of `alive`; 0 no limit
         self._alive_at = 0.0
 
     def send(self, *lines: str) -> None:
-        """Send lines such as `READY=1`; a manager that refuses them is no error."""
+        """Send lines such as `READY=1`; errors are ignored."""
         if not self._address.startswith(("/", "@")):
             return
         address = f"\0{self._address[1:]}" if self._address[0] == "@" else self._address
@@ -271,7 +278,7 @@ class Notifier:
         self.send("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
 
     def alive(self) -> None:
-        """Report that the agent is alive, three times in each interval of the watchdog."""
+        """Report to the watchdog that the agent is alive, if a third of its interval is over since the last report."""
         if self.watchdog_s and time.monotonic() - self._alive_at >= self.watchdog_s / 3:
             self._alive_at = time.monotonic()
             self.send("WATCHDOG=1")

@@ -9,16 +9,17 @@ from typing import Final
 from perf_offcpu.text import printable
 
 Say = Callable[[str], None]
-"""Called with a sentence: a `Problem`, or any other text, for information."""
+"""Function that writes a sentence to the journal: a `Problem` as a warning, any other text as information."""
 _WARNING: Final = "<4>"
 
 
 class Problem(str):
-    """Sentence about something that does not work: a warning."""
+    """Sentence about something that does not work; it is a warning in the journal."""
 
 
 def write_line(text: str) -> None:
-    """Write a sentence to stderr; to the journal a Problem goes with its severity. OSError if it cannot be written."""
+    """Write a sentence to stderr; if that is systemd's journal, a Problem with its severity. Raise OSError on
+    failure."""
     output = os.fstat(sys.stderr.fileno())
     is_journal = os.environ.get("JOURNAL_STREAM") == f"{output.st_dev}:{output.st_ino}"
     severity = _WARNING if is_journal and isinstance(text, Problem) else ""

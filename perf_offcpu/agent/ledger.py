@@ -37,63 +37,68 @@ _AFTER: Final = "~"
 
 
 class Missing(NamedTuple):
-    """Length of a time that is in no segment, and its cause."""
+    """Length of a time that is in no segment, and the cause; ON if it was recorded."""
 
     ns: int
     cause: str
 
 
 class Mark(NamedTuple):
-    """A time from which on nothing is recorded, and why; the cause `ON` marks that recording goes on."""
+    """Time from which on nothing is recorded, and the cause; the cause `ON`: from which on it is recorded."""
 
     ns: int  # CLOCK_MONOTONIC
     cause: str
 
 
 class Origin(NamedTuple):
-    """Boot in which a recording was made, and the host's labels then."""
+    """Boot in which a recording was made, and the labels of the host at that time."""
 
     boot_id: str
-    labels: dict[str, str] | None  # None unknown
+    labels: dict[str, str] | None  # None: not known
 
 
 class Ledger:
-    """Accounts segments and gaps, in the file `STATE` of the spool; thread-safe. `say` reports a failed write."""
+    """Account of segments and gaps, kept in the file `STATE` of the spool; thread-safe. `say`: reports a failed
+    write."""
 
     def __init__(self, spool: Spool, boot_id: str, say: Callable[[str], None] = lambda text: None) -> None:
         self._spool, self._boot_id, self._say = spool, boot_id, say
         self._lock = threading.RLock()
         state = _parsed(spool.read_state())
         self.metrics = Metrics(state["counters"])
-        self.done: str = state["done"]  # the last recording that was accounted; "" none
-        self.run: int = max(state["run"], spool.last_run())  # the last start of the recorder
-        self._end_ns: int = state["end_ns"]
+        self.done: str = state["done"]  # name of the last recording that was accounted; "" none
+        self.run: int = max(state["run"], spool.last_run())  # number of the last start of the recorder
+        self._end_ns: int = state["end_ns"]  # end of that recording, CLOCK_MONOTONIC; 0 none
         self._end_utc_ns: int = state["end_utc_ns"]
         self._same_boot: bool = state["boot_id"] == boot_id
         self._first_run: int = state["first_run"] if self._same_boot else self.run + 1
-        self._clocks: dict[str, tuple[int, int]] = state["clocks"]
-        self._origins: dict[str, Origin] = state["origins"]  # first run with an origin, as in names → origin
+        self._clocks: dict[str, tuple[int, int]] = state["clocks"]  # as of `clock_of`
+        self._origins: dict[str, Origin] = state["origins"]  # number of the first run with an origin, as text → origin
         self._marks: list[Mark] = state["marks"] if self._same_boot else []
         if self._same_boot:  # a killed agent did not note its end
             ages_s = [spool.age_s(name) for name in spool.recordings()[-1:]]
             self.mark(STOPPED, max(state["saved_ns"], *(time.monotonic_ns() - int(age * 1e9) for age in ages_s), 1))
         else:
             self.mark(STOPPED)
-        self._causes: dict[str, str] = state["causes"]  # run, recording or gap after it (`_AFTER`) → cause
+        self._causes: dict[str, str] = state[
+            "causes"
+        ]  # key of a run, a recording, or the gap after it (_AFTER) → cause
 
     def is_of_this_boot(self, name: str) -> bool:
-        """Return whether a recording was made in this boot of the machine."""
+        """Return True if the recording `name` was made in this boot of the machine."""
         return run_of(name) >= self._first_run
 
     def end_before(self, name: str) -> int:
-        """Return the end of the file just before a recording, CLOCK_MONOTONIC ns; 0 if it is not known."""
+        """Return the end of the recorder's file just before the recording `name`, CLOCK_MONOTONIC ns; 0 if not
+        known."""
         same_run = self.done != "" and run_of(self.done) == run_of(name)
         dropped = any(self.done < key < name for key in self._causes)
         return self._end_ns if same_run and not dropped else 0
 
     def clock_of(self, name: str, now: tuple[int, int]) -> tuple[int, int]:
-        """Return (UTC, CLOCK_MONOTONIC), ns, for a recording without clocks: `now` as given by the first call with its
-        name. The name of a segment contains its time, and a second delivery must use the same name."""
+        """Return the clocks (UTC, CLOCK_MONOTONIC), ns, to use for the recording `name`, which has none: `now` of the
+        first call with this name. The name of a segment depends on them, and a second delivery must use the same
+        name."""
         with self._lock:
             if name not in self._clocks:
                 self._clocks[name] = now
@@ -101,14 +106,14 @@ class Ledger:
             return self._clocks[name]
 
     def origin(self, name: str) -> Origin:
-        """Return boot and labels of a recording, which may be delivered after a restart with other labels."""
+        """Return the origin of the recording `name`, which may be delivered after a restart with other labels."""
         with self._lock:
             runs = [run for run in self._origins if run <= name]
             return self._origins[max(runs)] if runs else Origin(self._boot_id, None)
 
     def begin_run(self, cause: str, labels: Mapping[str, str] | None = None) -> int:
-        """Count another run of the recorder; return its number. `cause`: why the last one ended, for the gap. `labels`:
-        the host's labels from now on; None: as before."""
+        """Count another run of the recorder, and return its number. `cause`: of the gap since the last run; `labels`:
+        labels of the host from now on, None: as before."""
         with self._lock:
             self.run += 1
             if labels is not None:
@@ -118,19 +123,20 @@ class Ledger:
             return self.run
 
     def pause(self, name: str, cause: str) -> None:
-        """Note that the recorder paused after the recording `name`: the gap after it gets this cause."""
+        """Note the cause of the gap after the recording `name`: the recorder paused."""
         with self._lock:
             self._note(f"{name}{_AFTER}", cause)
 
     def mark(self, cause: str, now_ns: int | None = None) -> None:
-        """Add a mark: from now on (`now_ns`) nothing is recorded because of `cause`, or, if `ON`, recording goes on."""
+        """Note that from now on (`now_ns`, CLOCK_MONOTONIC) nothing is recorded because of `cause`; ON: it is
+        recorded."""
         with self._lock:
             if not self._marks or self._marks[-1].cause != cause:
                 self._marks.append(Mark(now_ns or time.monotonic_ns(), cause))
                 del self._marks[:-_MARKS]
 
     def off(self, begin_ns: int, end_ns: int) -> dict[str, int]:
-        """Return cause → ns between `begin_ns` and `end_ns` in which, by the marks, nothing was recorded."""
+        """Return cause → ns for which nothing was recorded between `begin_ns` and `end_ns`, by the marks."""
         sums: dict[str, int] = {}
         with self._lock:
             for ns, cause in self._pieces(begin_ns, end_ns):
@@ -139,14 +145,14 @@ class Ledger:
         return sums
 
     def text(self) -> str:
-        """Return the metrics, in which gaps grow while they last."""
+        """Return the metrics as text; a gap that lasts grows in them."""
         with self._lock:
             is_known = self._end_ns and self._same_boot
             gaps = self.off(self._end_ns, time.monotonic_ns()) if is_known else {}
             return self.metrics.text({cause: ns / 1e9 for cause, ns in gaps.items()})
 
     def _pieces(self, begin_ns: int, end_ns: int) -> list[Missing]:
-        """Split the time from `begin_ns` to `end_ns` at the marks; return the parts in order, with cause or `ON`."""
+        """Split the time from `begin_ns` to `end_ns` at the marks; return the parts in order, with their causes."""
         pieces, at_ns, state = list[Missing](), begin_ns, ON
         for ns, cause in [*(mark for mark in self._marks if mark.ns < end_ns), Mark(end_ns, ON)]:
             if ns > at_ns:
@@ -156,13 +162,14 @@ class Ledger:
         return pieces
 
     def drop(self, name: str, cause: str) -> None:
-        """Note that a recording will not be delivered."""
+        """Count the recording `name` as lost: it will not be delivered."""
         with self._lock:
             self.metrics.add("segments_lost_total", 1, cause)
             self._note(name, cause)
 
     def missing(self, name: str, begin_ns: int, utc_ns: int) -> list[Missing]:
-        """Return the times missing before a recording that begins at `begin_ns`. `utc_ns`: as of `deliver`."""
+        """Return the times missing between the last accounted segment and the recording `name`, which begins at
+        `begin_ns` (CLOCK_MONOTONIC). `utc_ns`: as of `deliver`."""
         with self._lock:
             if not self._end_ns:
                 return []
@@ -182,8 +189,8 @@ class Ledger:
             return gaps
 
     def deliver(self, name: str, parts: Spans, utc_ns: int) -> None:
-        """Account a delivered segment, the gap before it, and its pauses. `parts` are the recorded times,
-        CLOCK_MONOTONIC; `utc_ns` is UTC minus CLOCK_MONOTONIC, 0 unknown."""
+        """Account a delivered segment, the gap before it, and its pauses. `parts`: its recorded times, CLOCK_MONOTONIC
+        ns; `utc_ns`: UTC minus CLOCK_MONOTONIC, 0 if not known."""
         with self._lock:
             self._account(name, parts, utc_ns)
             self.done = max(self.done, name)
@@ -210,7 +217,7 @@ class Ledger:
         self._end_ns, self._end_utc_ns, self._same_boot = end_ns, end_ns + utc_ns, True
 
     def save(self) -> None:
-        """Write the account to the spool."""
+        """Write the account to the spool; a failure is reported by `say`."""
         with self._lock:
             state = {
                 "version": VERSION,
@@ -238,20 +245,21 @@ class Ledger:
             del self._causes[oldest]
 
     def _note_origin(self, origin: Origin) -> None:
-        """Note the origin of this run, unless the last run has the same."""
+        """Note the origin of this run, if it differs from that of the last run."""
         if not self._origins or self._origins[max(self._origins)] != origin:
             self._origins[f"{self.run:08}"] = origin
         self._forget_origins()
 
     def _forget_origins(self) -> None:
-        """Forget each `Origin` (boot, labels) whose recordings are all delivered, and all but the newest _KEPT."""
+        """Forget origins whose recordings are all delivered, and all but the newest _KEPT."""
         before = sorted(run for run in self._origins if run <= self.done)[:-1]
         kept = sorted(self._origins.keys() - before)[-_KEPT:]
         self._origins = {run: self._origins[run] for run in kept}
 
     def _cause_before(self, name: str, marked: str = "") -> str:
-        """Return the cause of the gap before a recording: the cause of the last recording dropped in the gap, else the
-        one of its marks, else of the last pause in the same run of the recorder, else of the start of this run."""
+        """Return the cause of the gap before the recording `name`: that of the last recording lost in the gap, else
+        `marked` (by marks, "" none), else that of the last pause in the same run, else that of the start of this
+        run."""
         since = [key for key in sorted(self._causes) if self.done < key < name and "." in key]
         dropped = [key for key in since if not key.endswith(_AFTER)]
         paused = [key for key in since if key.endswith(_AFTER) and run_of(key) == run_of(name)]
@@ -262,7 +270,7 @@ class Ledger:
 
 
 def _parsed(text: bytes) -> dict[str, Any]:
-    """Return the state that a file holds; an empty state if the text is empty, damaged or of another version."""
+    """Parse a saved account; return an empty one if the text is empty, damaged or of another version."""
     try:
         state: dict[str, Any] = json.loads(text) if text else {"version": VERSION}
         if state["version"] != VERSION:
@@ -286,5 +294,5 @@ def _texts(values: Mapping[str, Any]) -> dict[str, str]:
 
 @functools.cache
 def boot_id() -> str:
-    """Return /proc/sys/kernel/random/boot_id."""
+    """Return the id of this boot of the machine (/proc/sys/kernel/random/boot_id)."""
     return read_kernel("/proc/sys/kernel/random/boot_id").decode("ascii", "replace").strip()

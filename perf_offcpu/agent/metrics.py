@@ -12,11 +12,11 @@ PREFIX: Final = "perf_offcpu_agent_"
 
 
 class Metric(NamedTuple):
-    """Describes a metric: name, meaning, and the name of its label, "" for none."""
+    """Declaration of a metric."""
 
-    name: str
+    name: str  # without PREFIX
     help: str
-    label: str = ""
+    label: str = ""  # name of its label, "" for none
 
     @property
     def kind(self) -> str:
@@ -30,7 +30,7 @@ METRICS: Final = {
 
 
 class Metrics:
-    """Holds the values of all metrics; thread-safe."""
+    """Values of all metrics; thread-safe. `counters`: the result of `counters` in the last run."""
 
     def __init__(self, counters: Mapping[str, float] | None = None) -> None:
         self._lock = threading.Lock()
@@ -42,32 +42,32 @@ class Metrics:
                 self._values[name, label] = value
 
     def add(self, name: str, value: float = 1, label: str = "") -> None:
-        """Add to a counter."""
+        """Add a value to a counter; `label`: value of its label."""
         assert name in METRICS
         with self._lock:
             self._values[name, label] = self._values.get((name, label), 0) + value
 
     def set(self, name: str, value: float, label: str = "") -> None:
-        """Set a gauge."""
+        """Set a gauge; `label`: value of its label."""
         assert name in METRICS
         with self._lock:
             self._values[name, label] = value
 
     def value(self, name: str, label: str | None = None) -> float:
-        """Return the value of a metric under `label` (None: the sum over all labels); 0 before it is set."""
+        """Return the value of a metric with `label` (None: the sum over all labels); 0 before it is set."""
         with self._lock:
             values = ((key, value) for (metric, key), value in self._values.items() if metric == name)
             return sum(value for key, value in values if label in (None, key))
 
     def counters(self) -> dict[str, float]:
-        """Return `NAME` or `NAME|LABEL` → value of all counters: the argument of `Metrics` in the next run."""
+        """Return the values of all counters by `NAME` or `NAME|LABEL`, to be saved for the next run."""
         with self._lock:
             counts = {key: value for key, value in self._values.items() if METRICS[key[0]].kind == "counter"}
         return {f"{name}|{label}" if label else name: value for (name, label), value in counts.items()}
 
     def text(self, gaps: Mapping[str, float] | None = None) -> str:
-        """Return all metrics in the text format of Prometheus. `gaps`: cause → seconds of gaps not counted yet, added
-        to gap_seconds_total; that never falls, even if a gap is a little shorter when it is counted."""
+        """Return all metrics in the text format of Prometheus. `gaps`: cause → seconds of gaps that are not counted
+        yet, to add to gap_seconds_total, which never falls, even if a gap is a little shorter when it is counted."""
         with self._lock:
             sums = dict(self._values)
             for cause in {*self._shown, *(gaps or {})}:
@@ -82,6 +82,7 @@ class Metrics:
 
 
 def _lines(metric: Metric, values: Iterable[tuple[str, float]]) -> str:
+    """Return the lines of a metric; `values`: (label, value)."""
     name = PREFIX + metric.name
     rows = [f"{name}{_label(metric, label)} {value:.17g}" for label, value in values]
     if not rows and not metric.label:

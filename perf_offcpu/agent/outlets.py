@@ -19,8 +19,8 @@ NO_SERVER: Final = "no-server"  # cause of lost messages
 
 
 class Outlets:
-    """Sets the sinks and limits of a `delivery` by the configuration. `lost` is called with a sentence when another
-    agent takes the dataset."""
+    """Opener of the dataset, its lease, servers and sources of names, and setter of the limits of `delivery`. `lost`:
+    is called with a sentence when another agent takes the dataset."""
 
     def __init__(
         self, delivery: Delivery, spool: Spool, metrics: Metrics, say: Say, lost: Callable[[str], None]
@@ -30,8 +30,8 @@ class Outlets:
         self._asker: ContainerAsker | None = None
 
     def use(self, config: AgentConfig, *, take_over: bool = False) -> None:
-        """Open what a configuration names, and close what the one before named alone. Raise UsageError or OSError where
-        that fails, LeaseTakenError if another agent has the dataset and `take_over` is False."""
+        """Use another configuration: open what it names, and close what it no longer names. Raise UsageError or OSError
+        if that fails, LeaseTakenError if another agent has the dataset and `take_over` is not set."""
         from perf_offcpu.dataset.compact import Upkeep
         from perf_offcpu.push.opening import open_targets
 
@@ -56,12 +56,13 @@ class Outlets:
             sink.close(0)
         self._drop_messages({sink.key for sink in push})
 
-    def _open_asker(self, place: str) -> None:
-        if self._asker is not None and self._asker.place != place:
+    def _open_asker(self, address: str) -> None:
+        """Start the thread that asks the CRI socket `address` for containers ("": none); end the former one."""
+        if self._asker is not None and self._asker.address != address:
             self._asker.close(0)
             self._asker = None
-        if place and self._asker is None:
-            self._asker = ContainerAsker(place, self._metrics, self._say)
+        if address and self._asker is None:
+            self._asker = ContainerAsker(address, self._metrics, self._say)
 
     def _hold_lease(self, dataset: DatasetSink | None, *, take_over: bool) -> None:
         """Take the lease of `dataset` (None: no lease) and release the former one; raise LeaseTakenError if refused."""
@@ -73,7 +74,7 @@ class Outlets:
             before.close(0)
 
     def _drop_messages(self, keys: set[str]) -> None:
-        """Remove the messages for servers that are named no more; `keys`: of the others."""
+        """Remove the messages for other servers than those with these keys, and count them as lost."""
         of_servers = {name for key in keys for name in self._spool.messages(key)}
         if messages := sorted({*self._spool.messages()} - of_servers):
             for name in messages:

@@ -23,7 +23,7 @@ from perf_offcpu.text import printable
 SAMPLES_A_SECOND: Final = 50
 """Limit of samples a second for each percent of --max-cpu. Twice as many cost a sixth more: less time is recorded."""
 _LONGEST_FILES, _LONGEST_FILE_S = 2, 600
-"""Length of a file if the agent never asks for another: `_LONGEST_FILES` segments and `_LONGEST_FILE_S` seconds."""
+"""Length of a file for which the agent never asks for another: this many segments, and this many seconds more."""
 _LEAST_RATE: Final = 10
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _SAID: Final = re.compile(r"\[ perf-offcpu record: (.*) \]")
@@ -38,7 +38,8 @@ Said = Callable[[tuple[str, str]], None]
 
 
 def arguments_of(config: AgentConfig, period_ns: int, output: str) -> list[str]:
-    """Return the options of a recorder that samples by `period_ns` of off-CPU time into files `output`SUFFIX."""
+    """Return the options of `record` for an agent: a sample for each `period_ns` of off-CPU time, in files whose names
+    begin with `output`."""
     rate = max(_LEAST_RATE, round(config.max_cpu * 100 * SAMPLES_A_SECOND))
     own = [
         *("--off-cpu-period", f"{period_ns}ns"),
@@ -52,11 +53,12 @@ def arguments_of(config: AgentConfig, period_ns: int, output: str) -> list[str]:
 
 
 class Recorder:
-    """Runs a recorder process, which ends when this process does. A thread calls `said` with its reports."""
+    """Recorder process, which ends when this process does. A thread calls `said` with its reports. `run`: a number for
+    the caller; `was_stopped`: it was asked to end; `is_recording`: False before it begins, in pauses and at its end."""
 
     def __init__(self, words: Sequence[str], said: Said, *, lock_fd: int = -1, run: int = 0) -> None:
-        """Start `record` with the options and the command `words`. `lock_fd`: a descriptor that it holds until it ends;
-        -1: none. `run`: a number for the caller."""
+        """Start `record` with `words`, its options and command. `lock_fd`: a descriptor that it keeps open until it
+        ends, -1 none."""
         self.run, self._said = run, said
         commands, self._control = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         own = ["--until-exit", str(os.getpid()), f"--control=fd:{commands}"]
@@ -89,13 +91,13 @@ class Recorder:
             self._process.send_signal(signal.SIGTERM)
 
     def command(self, text: str) -> None:
-        """Write a command to the control pipe; a recorder that is still starting reads it when it begins to record."""
+        """Send a command (ROTATE, …); a recorder that is still starting carries it out when it begins to record."""
         with self._lock, contextlib.suppress(OSError):
             if self._control >= 0:
                 os.write(self._control, f"{text}\n".encode())
 
     def end(self, timeout_s: float) -> None:
-        """End the recorder and wait for it; after `timeout_s` kill it, which leaves its file incomplete."""
+        """Stop the recorder and wait for its end; kill it after `timeout_s`, which leaves its file incomplete."""
         self.stop()
         try:
             self._process.wait(timeout_s)
@@ -115,6 +117,7 @@ class Recorder:
         return sum(map(int, fields[11:15])) / _TICKS
 
     def _read(self) -> None:
+        """Read the recorder's lines, in a thread, until it ends."""
         keep_rights()
         assert self._process.stderr is not None
         with self._process.stderr as lines:
@@ -128,6 +131,7 @@ class Recorder:
         self._said(("ended", str(status)))
 
     def _hear(self, line: str) -> None:
+        """Report a line of the recorder's standard error by `said`."""
         match = _SAID.fullmatch(line)
         text = match[1] if match else line
         if text in ("recording", "Events enabled"):

@@ -45,13 +45,15 @@ _PATIENCE_S: Final = 10.0  # time that the first answer about a lease may take; 
 
 
 class Backoff:
-    """Chooses pauses between attempts: twice as long after each failure, up to a limit."""
+    """Pauses between attempts: twice as long after each failure, up to LAST_RETRY_S; `failures`: number since a
+    success."""
 
     def __init__(self) -> None:
         self._pause_s, self._until, self.failures = FIRST_RETRY_S, 0.0, 0
 
     def failed(self, after_s: float | None = None) -> float:
-        """Count a failure; return the seconds to wait: at least the server's `after_s` (None: none), up to a limit."""
+        """Count a failure; return the seconds to wait, at least the server's `after_s` if given, at most
+        LAST_RETRY_S."""
         pause_s = min(max(self._pause_s, after_s or 0.0), LAST_RETRY_S)
         self._pause_s = min(2 * self._pause_s, LAST_RETRY_S)
         self._until, self.failures = time.monotonic() + pause_s, self.failures + 1
@@ -68,9 +70,10 @@ class Backoff:
 
 
 class Worker(ABC):
-    """Thread that does named pieces of work, with a pause after each failure, and looks for new work every `idle_s`."""
+    """Thread that does pieces of work, which have names; it pauses after failures, and looks for work every
+    `idle_s`."""
 
-    rights = 0  # capabilities that it keeps: bits
+    rights = 0  # capabilities that the thread keeps, as bits
 
     def __init__(self, say: Say, idle_s: float) -> None:
         self._say, self._idle_s = say, idle_s
@@ -80,27 +83,27 @@ class Worker(ABC):
 
     @abstractmethod
     def pending(self) -> Sequence[str]:
-        """Return the names of the work that is left, the next first."""
+        """Return the names of the pieces of work left to do, the next one first."""
 
     @abstractmethod
     def do(self, name: str) -> None:
-        """Do a piece of work, after which it is not pending any more, or plan another attempt."""
+        """Do the piece of work `name`, after which it is not pending any more, or plan another attempt (`retry`)."""
 
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
 
     def wake(self) -> None:
-        """Let the thread look for work at once."""
+        """Make the thread look for work at once."""
         self._wake.set()
 
     @property
     def is_running(self) -> bool:
-        """Return True until the thread has ended."""
+        """Return False if the thread has ended, True before its start, too."""
         return self._thread.ident is None or self._thread.is_alive()
 
     def close(self, patience_s: float) -> None:
-        """End the thread after at most `patience_s` more of successful work; work not done stays in the spool."""
+        """End the thread, after at most `patience_s` more of work that succeeds; other work stays in the spool."""
         until = time.monotonic() + patience_s
         self.wake()
         while self.pending() and not self.backoff.failures and time.monotonic() < until:
@@ -110,13 +113,13 @@ class Worker(ABC):
         self._thread.join(max(1.0, until - time.monotonic()))
 
     def retry(self, text: str, after_s: float | None = None) -> None:
-        """Plan another attempt, in `after_s` at the earliest; say `text` at the first and at some later failures."""
+        """Plan another attempt, after `after_s` at the earliest; say `text` at the first and at some later failures."""
         pause_s = self.backoff.failed(after_s)
         if self.backoff.failures in (1, 2, 5) or self.backoff.failures % 50 == 0:
             self._say(Problem(f"{text}; again in {pause_s:.0f} s ({self.backoff.failures} attempts)"))
 
     def worked(self, text: str) -> None:
-        """Reset the pauses after a success; say `text` if there were failures before."""
+        """Note a success; say `text` if there were failures before."""
         if self.backoff.failures:
             self._say(text)
         self.backoff.worked()
@@ -133,8 +136,8 @@ class Worker(ABC):
 
 
 class LeaseKeeper(Worker):
-    """Thread that holds the lease of a dataset (`dataset.lease`) for the agent of a spool, and renews it. Raise
-    LeaseTakenError if another agent has it; `lost` is called with a sentence if another one takes it later."""
+    """Thread that takes and renews the lease of a dataset (`dataset.lease`) for the agent of a spool. The constructor
+    raises LeaseTakenError if another agent has it; `lost` is called with a sentence if another agent takes it later."""
 
     rights = DELIVERING
 
@@ -154,18 +157,18 @@ class LeaseKeeper(Worker):
             raise refusal
 
     def _first_answer(self) -> UsageError | None:
-        """Wait up to _PATIENCE_S for the store; return a refusal, if any."""
+        """Wait up to _PATIENCE_S for the first attempt; return the error if another agent has the lease, else None."""
         self._answered.wait(_PATIENCE_S)
         with self._lock:
             self._is_started = self._refusal is None
             return self._refusal
 
     def pending(self) -> Sequence[str]:
-        """Return ["lease"], the only work of this thread, when it is time to renew the lease; [] before."""
+        """Return ["lease"], the only work of this thread, if it is time to renew the lease, else []."""
         return ["lease"] if time.monotonic() >= self._due_s else []
 
     def do(self, name: str) -> None:
-        """Renew the lease."""
+        """Renew the lease, or take it the first time."""
         from perf_offcpu.dataset.lease import RENEWED_EACH_S, LeaseTakenError
 
         try:
@@ -184,7 +187,7 @@ class LeaseKeeper(Worker):
         self._answered.set()
 
     def close(self, patience_s: float) -> None:
-        """End the thread, and give the lease up, if the store answered the last time."""
+        """End the thread and release the lease; not if the last renewal failed, as the store may not answer."""
         self._closing = True
         self.wake()
         self._thread.join(max(1.0, patience_s))
@@ -194,8 +197,8 @@ class LeaseKeeper(Worker):
 
 
 class DatasetSink:
-    """Writes segments to the dataset at `url`; `labels` are for segments whose origin has no labels (None).
-    `containers` returns the names of containers by id."""
+    """Writer of segments to the dataset at `url`. `labels`: labels of the host for segments whose own are not known;
+    `containers`: returns container id → names."""
 
     def __init__(self, url: str, labels: dict[str, str], containers: Containers | None = None) -> None:
         from perf_offcpu.dataset.dataset import open_dataset
@@ -204,7 +207,8 @@ class DatasetSink:
         self._labels, self._containers = labels, containers or dict
 
     def write(self, profile: Profile, origin: Origin, missing: Sequence[Missing] = ()) -> int:
-        """Write a segment, over one of the same time, and gaps before it; return its bytes. Raise PerfOffcpuError."""
+        """Write a segment, and the `missing` times before it as gaps; return the bytes written. A segment of the same
+        time is replaced. Raise PerfOffcpuError if that fails."""
         from perf_offcpu.dataset.dataset import open_dataset
         from perf_offcpu.dataset.rows import host_of
         from perf_offcpu.dataset.segment import write_segment
@@ -219,11 +223,12 @@ class DatasetSink:
             raise _named(self.dataset.url, problem) from problem
 
 
-def _named(place: str, problem: OSError) -> PerfOffcpuError:
-    return PerfOffcpuError(f"{place}: {problem.strerror or problem}")
+def _named(path: str, problem: OSError) -> PerfOffcpuError:
+    return PerfOffcpuError(f"{path}: {problem.strerror or problem}")
 
 
 def _gaps(profile: Profile, missing: Sequence[Missing]) -> list[Gap]:
+    """Return the gaps before a segment (`missing`, which follow each other up to its begin) and within it (pauses)."""
     from perf_offcpu.dataset.rows import Gap, span_of
 
     span = span_of(profile)
@@ -234,7 +239,7 @@ def _gaps(profile: Profile, missing: Sequence[Missing]) -> list[Gap]:
 
 @functools.cache
 def machine_id() -> str:
-    """Return the content of /etc/machine-id; "" if the file is missing or holds no id."""
+    """Return the id in /etc/machine-id; "" if there is none."""
     try:
         text = read_regular("/etc/machine-id", 4096).decode("ascii", "replace").strip()
     except OSError:
@@ -243,7 +248,8 @@ def machine_id() -> str:
 
 
 class PushSink(Worker):
-    """Keeps messages for a server in the spool, and sends them in a thread; `labels` are for recordings without any."""
+    """Thread that sends messages to a server; until it accepts them, they stay in the spool. `labels`: labels of the
+    host for recordings whose own are not known."""
 
     def __init__(
         self, target: Target, sender: Sender, labels: dict[str, str], spool: Spool, metrics: Metrics, say: Say
@@ -256,11 +262,12 @@ class PushSink(Worker):
         self.key = hashlib.sha256(str(target).encode()).hexdigest()[:8]
         self.name = target.server.word
         self._spool, self._metrics = spool, metrics
-        self._put_off: tuple[str, float] | None = None  # a message, and when it was put off first
+        self._put_off: tuple[str, float] | None = None  # name of a message, and when the server first postponed it
         self.start()
 
     def keep(self, recording: str, profile: Profile, labels: dict[str, str] | None = None) -> int:
-        """Write the messages of a segment, with its `labels` if known, to the spool; return the bytes written."""
+        """Write the messages of a recording to the spool; return the bytes written. `labels`: of the host, None: not
+        known."""
         from perf_offcpu.push.labels import check_labels
         from perf_offcpu.push.messages import messages
 
@@ -279,23 +286,24 @@ class PushSink(Worker):
         return size
 
     def close(self, patience_s: float) -> None:
-        """Send messages for at most `patience_s`, then end the thread; messages not sent stay in the spool."""
+        """End the thread, after at most `patience_s` more of sending; messages not sent stay in the spool."""
         super().close(patience_s)
         if not self._thread.is_alive():
             self._sender.close()
 
     def pending(self) -> Sequence[str]:
-        """Return the names of the messages for this server."""
+        """Return the names of the messages for this server, oldest first."""
         return self._spool.messages(self.key)
 
     def do(self, name: str) -> None:
-        """Send a message."""
+        """Send the message `name`; plan another attempt if that fails."""
         try:
             self._send(name)
         except Exception as problem:  # of a library: the agent goes on, and tries again
             self._later(f"{type(problem).__name__}: {problem}")
 
     def _send(self, name: str) -> None:
+        """Send a message and remove it from the spool if it was accepted or can never be."""
         from perf_offcpu.push.sender import Refused, RetryLater, ServerRefused
 
         try:

@@ -31,13 +31,14 @@ _MAX_MESSAGE: Final = 1 << 28
 
 
 def run_of(name: str) -> int:
-    """Return the number of the recorder's run in the name of a recording."""
+    """Return the number of the run of the recorder that made the recording `name`."""
     return int(name[:8])
 
 
 class Spool:
-    """Directory of recordings and messages, opened and locked; made if it does not exist. `patience_s`: how long to
-    wait for the recorder of a killed agent, which still completes its file. Raise UsageError if it cannot be used."""
+    """Directory of recordings and messages; the constructor makes it if it is missing, opens and locks it.
+    `patience_s`: longest wait for the recorder of a killed agent, which still completes its file. Raise UsageError if
+    it cannot be used."""
 
     def __init__(self, path: str, patience_s: float = 30.0) -> None:
         self.path = os.path.abspath(path)
@@ -76,12 +77,12 @@ class Spool:
 
     @property
     def identity(self) -> str:
-        """Return a text that differs between the spools of a machine, and stays while the directory does."""
+        """Return a text that identifies the spool's directory on this machine, also after a restart."""
         status = os.fstat(self._directory.fd)
         return f"{status.st_dev}:{status.st_ino}"
 
     def is_there(self) -> bool:
-        """Return whether the path still leads to the open directory."""
+        """Return True if the path still leads to the open directory."""
         try:
             status = os.stat(self.path)  # direct: compared, not opened
         except OSError:
@@ -89,7 +90,7 @@ class Spool:
         return os.path.samestat(status, os.fstat(self._directory.fd))
 
     def tidy(self) -> None:
-        """Remove files that were being written when their writer was killed."""
+        """Remove hidden files, which killed writers left."""
         for name in self._directory.names():
             if name.startswith("."):
                 self._directory.remove(name)
@@ -99,34 +100,34 @@ class Spool:
         return [name for name in self._directory.names() if RECORDING.fullmatch(name)]
 
     def messages(self, key: str = "") -> list[str]:
-        """Return the names of all messages, or of the messages for the server with this key, oldest first."""
+        """Return the names of the messages for the server with this key, or of all messages, oldest first."""
         matches = ((name, _MESSAGE.fullmatch(name)) for name in self._directory.names())
         return [name for name, match in matches if match and key in ("", match[2])]
 
     def last_run(self) -> int:
-        """Return the largest number of a run; 0 without recordings."""
+        """Return the largest number of a run among the recordings; 0 if there are none."""
         return max(map(run_of, self.recordings()), default=0)
 
     def path_of(self, name: str) -> str:
-        """Return the path of a file."""
+        """Return the path of the file `name`."""
         return os.path.join(self.path, name)
 
     def usage(self) -> tuple[int, int]:
-        """Return (bytes, files) of recordings, messages and files that are being written."""
+        """Return total size on disk (bytes) and number of recordings, messages and files that are being written."""
         sizes = [status.st_blocks * 512 for name in self._directory.names() if (status := self._status(name))]
         return sum(sizes), len(sizes)
 
     def has(self, name: str) -> bool:
-        """Return whether there is a file of that name."""
+        """Return True if there is a recording or message of that name."""
         return self._status(name) is not None
 
     def size_of(self, name: str) -> int:
-        """Return the bytes of a file; 0 if it is not there."""
+        """Return the size of a file in bytes; 0 if it does not exist."""
         status = self._status(name)
         return status.st_size if status else 0
 
     def age_s(self, name: str) -> float:
-        """Return the seconds since a file was written last; 0 if it is not there."""
+        """Return the seconds since a file was last written; 0 if it does not exist."""
         status = self._status(name)
         return max(0.0, time.time() - status.st_mtime) if status else 0.0
 
@@ -134,27 +135,27 @@ class Spool:
         return None if name in (STATE, LOCK, AGENT_LOCK) else self._directory.status(name)
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file, if it exists."""
         self._directory.remove(name)
 
     def read(self, name: str, most: int = _MAX_MESSAGE) -> bytes:
-        """Return the content of a message, or of another file; refuse more than `most` bytes."""
+        """Return the content of a file; raise FileRefusedError if it has more than `most` bytes."""
         with descriptor(self._directory.open_regular(name, owners={os.geteuid()}, max_bytes=most)) as fd:
             return read_bounded(fd, most, name)
 
     def read_state(self) -> bytes:
-        """Return the saved account; b"" if there is no account yet."""
+        """Return the saved account (`agent.ledger`); b"" if there is none that can be read."""
         try:
             return self.read(STATE, _MAX_STATE)
         except (FileNotFoundError, FileRefusedError):
             return b""
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file as a whole, in place of an older one with this name; or raise OSError."""
+        """Write a file that appears whole, in place of an older one of this name; raise OSError on failure."""
         with self._directory.replacing(name) as file:
             file.write(data)
 
 
 def message_name(recording: str, key: str, number: int) -> str:
-    """Return the file name of message `number` made from a recording; `key` is a hash that names the server."""
+    """Return the file name of message `number` made from a recording; `key`: hash that identifies the server."""
     return f"{recording}.push-{key}-{number:04}"

@@ -20,18 +20,18 @@ _RETRY_INFO = b"/google.rpc.RetryInfo"
 class Answer:
     """Answer of a server that accepted a message, perhaps without some of its profiles."""
 
-    rejected: int = 0  # profiles of the message that it did not take
-    text: str = ""  # its remark, printable; "" for none
+    rejected: int = 0  # number of profiles that it did not accept
+    text: str = ""  # remark of the server, printable; "" for none
 
 
 def export_answer(data: bytes) -> Answer:
-    """Return the answer in an ExportProfilesServiceResponse (protobuf); an empty Answer if it is malformed."""
+    """Decode an ExportProfilesServiceResponse (protobuf); an empty Answer if it is malformed."""
     partial = _message(data, 1)
     return Answer(max(_number(partial, 1), 0), shown(last_field(partial, 2)))
 
 
 def error_text(data: bytes, content_type: str) -> str:
-    """Return the reason in the body of an HTTP error, printable; "" if it states no reason."""
+    """Return the reason in the body `data` of an HTTP error response, printable; "" if it has none."""
     if content_type in {"application/x-protobuf", "application/protobuf"}:
         return shown(last_field(data, 2))
     if content_type == "application/json":
@@ -44,7 +44,8 @@ def error_text(data: bytes, content_type: str) -> str:
 
 
 def retry_after_s(text: str | None, now_s: float) -> float | None:
-    """Return the seconds that an HTTP Retry-After header (number or date) means; None without a valid header."""
+    """Convert the value of an HTTP Retry-After header (seconds or date) to seconds from `now_s` (since 1970), at most
+    LONGEST_WAIT_S; None without a valid header."""
     text = (text or "").strip()
     if text.isascii() and text.isdigit():
         return _bounded(float(text[:9]))
@@ -55,7 +56,7 @@ def retry_after_s(text: str | None, now_s: float) -> float | None:
 
 
 def retry_delay_s(status: bytes) -> float | None:
-    """Return the delay of the RetryInfo in a google.rpc.Status; None without RetryInfo."""
+    """Return the delay that the RetryInfo in an encoded google.rpc.Status asks for, s; None without RetryInfo."""
     for detail in submessages(status, 3):
         if last_field(detail, 1).endswith(_RETRY_INFO):
             delay = _message(last_field(detail, 2), 1)
@@ -64,7 +65,7 @@ def retry_delay_s(status: bytes) -> float | None:
 
 
 def shown(data: bytes) -> str:
-    """Return the first line of a text, printable and of bounded length."""
+    """Return the first line of a text of a server, printable and of bounded length."""
     line = data[: 4 * _LONGEST_TEXT].decode("utf-8", "replace").strip().partition("\n")[0]
     return printable(line[:_LONGEST_TEXT].strip())
 
@@ -74,28 +75,29 @@ def _bounded(seconds: float) -> float:
 
 
 def _number(data: bytes, number: int) -> int:
-    """Return field `number` of a protobuf message, an int64; 0 if it is absent."""
+    """Return the int64 field `number` of an encoded protobuf message; 0 if it is absent."""
     numbers = [value for field, value in _fields(data) if field == number and isinstance(value, int)]
     return numbers[-1] - (numbers[-1] >> 63 << 64) if numbers else 0
 
 
 def submessages(data: bytes, number: int) -> list[bytes]:
-    """Return the raw bytes of each length-delimited field `number` of a protobuf message, in order."""
+    """Return the bytes of each length-delimited field `number` of an encoded protobuf message, in order."""
     return [value for field, value in _fields(data) if field == number and isinstance(value, bytes)]
 
 
 def last_field(data: bytes, number: int) -> bytes:
-    """Return the last value of the length-delimited field `number` of a protobuf message, raw bytes; b"" if absent."""
+    """Return the bytes of the last length-delimited field `number` of an encoded protobuf message; b"" if absent."""
     return (submessages(data, number) or [b""])[-1]
 
 
 def _message(data: bytes, number: int) -> bytes:
-    """Return field `number`, an embedded message, encoded; several values are concatenated, which merges them."""
+    """Return the embedded message in field `number` of an encoded protobuf message; repeated ones are merged."""
     return b"".join(submessages(data, number))
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes | None]]:
-    """Yield (number, value) of each protobuf field up to the first malformed one; None for numbers of fixed size."""
+    """Yield (number, value) of each field of an encoded protobuf message up to the first malformed one. The value is an
+    int for a varint, bytes for a length-delimited field, None for numbers of fixed size."""
     offset = 0
     while offset < len(data):
         tag, offset = _varint(data, offset)
@@ -112,7 +114,8 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes | None]]:
 
 
 def _varint(data: bytes, offset: int) -> tuple[int, int]:
-    """Return (value of the varint, offset after it); an offset beyond the end if it is cut off."""
+    """Decode the varint at `offset`; return its value and the offset after it, (0, end of the data) if it is
+    malformed."""
     value = 0
     for shift in range(0, 70, 7):
         if offset >= len(data):

@@ -26,7 +26,7 @@ _TOO_LARGE = "larger than max", "exceeds maximum size", "too large"
 
 
 class GrpcSender:
-    """Sends messages over a channel to a gRPC server."""
+    """`Sender` over a channel to a gRPC server."""
 
     def __init__(self, target: Target, options: SendOptions) -> None:
         self._grpc = import_grpc()
@@ -60,6 +60,7 @@ class GrpcSender:
         return export_answer(answer) if self._target.server.export_answers else Answer()
 
     def _open(self) -> Any:
+        """Return a new grpc.Channel to the target."""
         options = [
             ("grpc.primary_user_agent", f"perf-offcpu/{version()}"),
             ("grpc.max_receive_message_length", MOST_BYTES),
@@ -75,6 +76,7 @@ class GrpcSender:
         return self._grpc.insecure_channel(self._target.address, options)
 
     def _error(self, problem: Any) -> PushError:
+        """Convert a grpc.RpcError to the PushError that its status means."""
         code, details = problem.code().name, problem.details() or ""
         after_s = retry_delay_s(dict(problem.trailing_metadata() or ()).get(_DETAILS, b""))
         text = f"{self._target}: {code}: {shown(details.encode('utf-8', 'replace'))}"
@@ -89,7 +91,7 @@ class GrpcSender:
 
 
 def import_grpc() -> Any:
-    """Import grpc with its C core's log switched off; return the module."""
+    """Import grpc, with the log of its C core switched off, and return the module; raise UsageError without grpcio."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its log has text of the server as it came
     try:
         import grpc

@@ -40,17 +40,17 @@ class _HeadReader:
 
 
 class _Response(http.client.HTTPResponse):
-    """HTTP answer that is only accepted with a complete head."""
+    """HTTP response that raises IncompleteRead for an incomplete head."""
 
     def begin(self) -> None:
-        """Read the head."""
+        """Read the head of the response."""
         self.fp: Any = _HeadReader(self.fp)
         super().begin()
         self.fp = self.fp and self.fp.file
 
 
 class HttpSender:
-    """Sends messages over a connection to an HTTP server, which is kept open."""
+    """`Sender` over a connection to an HTTP server, which is kept open."""
 
     def __init__(self, target: Target, options: SendOptions) -> None:
         self._target, self._options = target, options
@@ -81,12 +81,13 @@ class HttpSender:
             raise self._failure(RetryLater, text or "the connection broke off") from None
 
     def _failure(self, kind: type[PushError], text: str) -> PushError:
-        """Close the connection, which may be in the middle of an answer; return the error."""
+        """Close the connection, which may be in the middle of an answer; return an error of this kind with the target
+        and a text."""
         self.close()
         return kind(f"{self._target}: {shown(text.encode('utf-8', 'replace'))}")
 
     def _send(self, body: bytes) -> Answer:
-        """Send on the open connection, or on a new one if the server has closed it."""
+        """Send a message on the open connection, or on a new one if the server has closed it; return the answer."""
         if self._connection is not None:
             try:
                 return self._exchange(self._connection, body)
@@ -96,15 +97,16 @@ class HttpSender:
         return self._exchange(self._connection, body)
 
     def _connect(self) -> http.client.HTTPConnection:
-        place: Any = {"host": self._target.host, "port": self._target.port, "timeout": self._options.timeout_s}
-        connection = http.client.HTTPConnection(**place)
+        server: Any = {"host": self._target.host, "port": self._target.port, "timeout": self._options.timeout_s}
+        connection = http.client.HTTPConnection(**server)
         if self._context is not None:
-            connection = http.client.HTTPSConnection(**place, context=self._context)
+            connection = http.client.HTTPSConnection(**server, context=self._context)
         connection.response_class = _Response
         connection._create_connection = _connect_to  # type: ignore[attr-defined]
         return connection
 
     def _exchange(self, connection: http.client.HTTPConnection, body: bytes) -> Answer:
+        """Send a message and read the answer; raise TimeoutError if both take longer than the limit."""
         expired = threading.Event()
         if connection.sock is None:
             connection.connect()
@@ -130,7 +132,7 @@ class HttpSender:
         return self._judge(connection.getresponse())
 
     def _judge(self, response: http.client.HTTPResponse) -> Answer:
-        """Return the Answer of a successful response; raise the PushError that another status means."""
+        """Return the Answer in a successful response; raise the PushError that another status means."""
         data = response.read(MOST_BYTES)
         if response.length and len(data) < MOST_BYTES:
             raise http.client.IncompleteRead(data)
@@ -151,15 +153,15 @@ class HttpSender:
 
 
 def _connect_to(address: tuple[str, int], timeout_s: float, _: object = None) -> socket.socket:
-    """Connect to the first address of a name that answers. All addresses share `timeout_s`; socket.create_connection()
-    would allow it for each address, of which a name may have thousands."""
+    """Connect to the first of the addresses of (host, port) that answers. All share `timeout_s`;
+    socket.create_connection() would allow it for each address, of which a name may have thousands."""
     until_s, problem = time.monotonic() + timeout_s, OSError("the name has no address")
-    places = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
-    for left, (family, kind, protocol, _, place) in zip(range(len(places), 0, -1), places, strict=True):
+    candidates = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+    for left, (family, kind, protocol, _, candidate) in zip(range(len(candidates), 0, -1), candidates, strict=True):
         sock = socket.socket(family, kind, protocol)
         sock.settimeout(max((until_s - time.monotonic()) / left, 1e-3))
         try:
-            sock.connect(place)
+            sock.connect(candidate)
         except OSError as error:
             sock.close()
             problem = error
@@ -170,7 +172,7 @@ def _connect_to(address: tuple[str, int], timeout_s: float, _: object = None) ->
 
 
 def _cut(sock: socket.socket, expired: threading.Event) -> None:
-    """Shut down the socket of a request that takes too long and set `expired`: its reader gets an error."""
+    """Set `expired` and shut down the socket of a request that takes too long, so that its reader gets an error."""
     expired.set()
     with suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)

@@ -23,7 +23,7 @@ _MOST, _LONGEST = 20, 1024
 
 
 def parse_labels(texts: Iterable[str]) -> dict[str, str]:
-    """Return the labels of `name=value` texts; raise UsageError if a server would refuse a label."""
+    """Parse `name=value` texts to name → value; raise UsageError if a server would refuse a label."""
     labels: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -37,7 +37,7 @@ def parse_labels(texts: Iterable[str]) -> dict[str, str]:
 
 
 def check_labels(labels: Mapping[str, str]) -> None:
-    """Raise UsageError unless all servers accept these labels."""
+    """Raise UsageError unless all kinds of servers accept these labels (name → value)."""
     spelled = [underscored(_ALIASES.get(name, name)) for name in labels]
     for name, value in labels.items():
         if not _NAME.fullmatch(name) or len(name) > _LONGEST:
@@ -54,7 +54,8 @@ def check_labels(labels: Mapping[str, str]) -> None:
 
 
 def labels_of(profile: Profile, labels: Mapping[str, str]) -> dict[str, str]:
-    """Return the labels of a profile: the given ones in OpenTelemetry's spelling, plus a host and a service."""
+    """Return the labels to push with a profile: the given ones in OpenTelemetry's spelling, and host and service if
+    they are missing."""
     named = {_ALIASES.get(name, name): value.strip() for name, value in labels.items()}
     spelled = {underscored(name) for name in named}
     host = printable(profile.meta.hostname).strip()[:_LONGEST]
@@ -66,5 +67,5 @@ def labels_of(profile: Profile, labels: Mapping[str, str]) -> dict[str, str]:
 
 
 def underscored(name: str) -> str:
-    """Return a label's name as Pyroscope and Parca store it."""
+    """Return the name of a label as Pyroscope and Parca store it, with underscores for dots."""
     return name.replace(".", "_")

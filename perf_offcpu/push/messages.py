@@ -58,13 +58,13 @@ MOST_SAMPLES = 15_000  # number of samples of a part: Pyroscope accepts 16 000 p
 
 @frozen
 class Waits:
-    """Waits of a profile with their label sets; they become one message, or several if that would be too large."""
+    """Waits to push, with their labels; they become one message, or several if that would be too large."""
 
-    profile: Profile
-    content: Content  # one type; label sets in OpenTelemetry's spelling
+    profile: Profile  # with these waits alone
+    content: Content  # off-CPU ns and labels (in OpenTelemetry's spelling) of each sample
 
     def take(self, rows: I64) -> "Waits":
-        """Return the waits of some samples, in the order of `rows`."""
+        """Return the waits in `rows` (of the samples), in this order."""
         content, label_set = self.content, self.content.label_set[rows]
         first, group_of = group(label_set)
         sets = [content.label_sets[number] for number in label_set[first].tolist()]
@@ -73,7 +73,8 @@ class Waits:
 
 
 def waits_of(profile: Profile) -> Waits:
-    """Return the waits of a profile that have a weight, with the labels of each."""
+    """Return the waits of a profile with a weight, labelled with comm and class, as they are pushed: frames of
+    interpreters folded, without addresses of the kernel."""
     classes = classify(profile).wait_class  # of all: sums are classified like single waits of other rows
     names, name = _thread_names(profile)
     first, group_of = group(name, classes)
@@ -86,7 +87,8 @@ def waits_of(profile: Profile) -> Waits:
 
 
 def _thread_names(profile: Profile) -> tuple[list[str], I64]:
-    """Return (names of threads, the last OTHERS if there are too many; int64[samples], index of each sample's name)."""
+    """Return the distinct comms, at most MOST_COMMS (OTHERS stands for the lightest), and int64[samples]: the index of
+    each sample's."""
     first, group_of = group(profile.samples.comm)
     weights = sum_by(group_of, np.where(profile.is_offcpu(), profile.samples.period, 0), len(first)).tolist()
     comms = [printable(profile.strings[row]).strip() or UNKNOWN for row in profile.samples.comm[first].tolist()]
@@ -100,8 +102,8 @@ def _thread_names(profile: Profile) -> tuple[list[str], I64]:
 
 
 def encode_parts(waits: Waits, encode: Callable[[Waits], bytes]) -> Iterator[tuple[Waits, bytes]]:
-    """Cut waits into parts of at most MOST_SAMPLES pairs (stack, labels) and MOST_BYTES encoded (a single pair may
-    exceed it); yield (part, encoded). `encode` returns bytes before compression. Without waits, yield nothing."""
+    """Cut waits into parts of at most MOST_SAMPLES distinct (stack, labels) and MOST_BYTES of the result of `encode`,
+    before compression (a single one may exceed it); yield (part, its encoded bytes)."""
     pending = [waits] if len(waits.profile.samples) else []
     while pending:
         part = pending.pop()
@@ -118,13 +120,14 @@ def encode_parts(waits: Waits, encode: Callable[[Waits], bytes]) -> Iterator[tup
 
 
 def _without_kernel_addresses(profile: Profile) -> Profile:
+    """Set the addresses of kernel frames to 0: they differ from boot to boot."""
     frames = profile.frames
     address = np.where(frames.is_kernel(), np.uint64(0), frames.address)
     return replace(profile, frames=frames.with_columns(address=address))
 
 
 def _with_time(profile: Profile) -> Profile:
-    """Return the profile with a wall-clock time; if its recording has none, as if it ended now."""
+    """Return the profile; if its recording has no wall-clock time, with times as if it ended now."""
     if utc_ns(profile):
         return profile
     meta = profile.meta
@@ -140,24 +143,24 @@ _LEVEL = 1
 
 
 class Form(NamedTuple):
-    """Functions that make a request for a kind of server: `encode` makes a profile, `wrap` the request with it."""
+    """Functions that encode the requests for a kind of server."""
 
-    encode: Callable[[Waits, Mapping[str, str]], bytes]  # waits and labels → profile, whose size is limited
-    wrap: Callable[[bytes, Mapping[str, str]], bytes]  # profile and labels → request
+    encode: Callable[[Waits, Mapping[str, str]], bytes]  # (waits, labels) → profile, whose size servers limit
+    wrap: Callable[[bytes, Mapping[str, str]], bytes]  # (that profile, labels) → body of the request
 
 
 @frozen
 class Message:
-    """Holds a request for one target (`body`), and the number and weight of the samples in it."""
+    """Body of a request for one target."""
 
     body: bytes
-    samples: int  # samples of the profile that are summed up in it
+    samples: int  # number of samples of the profile that are summed in it
     weight_ns: int  # their off-CPU time
 
 
 def messages(form: Form, profile: Profile, labels: Mapping[str, str]) -> Iterator[Message]:
-    """Yield the messages of the waits of a profile; none if it has no waits. `labels` are of all samples; `service` and
-    `host` stand for OpenTelemetry's names of service and host. Raise UsageError if a server would refuse a label."""
+    """Yield the messages that push the waits of a profile, none if it has no waits. `labels`: name → value, of all
+    samples; names `service` and `host` become OpenTelemetry's. Raise UsageError if a server would refuse a label."""
     check_labels(labels)
     own = labels_of(profile, labels)
     for part, encoded in encode_parts(waits_of(profile), lambda waits: form.encode(waits, own)):
@@ -165,7 +168,7 @@ def messages(form: Form, profile: Profile, labels: Mapping[str, str]) -> Iterato
 
 
 def _pprof(waits: Waits, _labels: Mapping[str, str]) -> bytes:
-    """Return a profile.proto, not compressed."""
+    """Encode waits as pprof's profile.proto, not compressed."""
     content = waits.content
     sets = [{underscored(name): text for name, text in label_set.items()} for label_set in content.label_sets]
     spelled = Content(content.types, content.values, sets, content.label_set)
@@ -173,6 +176,7 @@ def _pprof(waits: Waits, _labels: Mapping[str, str]) -> bytes:
 
 
 def _pyroscope(profile: bytes, labels: Mapping[str, str]) -> bytes:
+    """Encode Pyroscope's PushRequest with a profile.proto."""
     named = {"__name__": TYPE, "__delta__": "false", **labels}  # no delta: each profile has its own waits
     pairs = (field(1, underscored(name)) + field(2, text) for name, text in named.items())
     identity = UUID(bytes=blake2b(profile, digest_size=16).digest())  # a profile that is sent twice is recognised
@@ -181,12 +185,14 @@ def _pyroscope(profile: bytes, labels: Mapping[str, str]) -> bytes:
 
 
 def _parca(profile: bytes, labels: Mapping[str, str]) -> bytes:
+    """Encode Parca's WriteRawRequest with a profile.proto."""
     pairs = (field(1, name) + field(2, text) for name, text in _parca_labels(labels).items())
     series = field(1, b"".join(field(1, pair) for pair in pairs)) + field(2, field(1, _packed(profile)))
     return field(2, series) + field(3, 1)  # addresses are those of the files
 
 
 def _parca_json(profile: bytes, labels: Mapping[str, str]) -> bytes:
+    """Encode Parca's WriteRawRequest with a profile.proto, in the JSON of protobuf."""
     pairs = [{"name": name, "value": text} for name, text in _parca_labels(labels).items()]
     sample = {"rawProfile": base64.b64encode(_packed(profile)).decode()}
     return json.dumps({"series": [{"labels": {"labels": pairs}, "samples": [sample]}], "normalized": True}).encode()
@@ -205,7 +211,8 @@ _BUILD_ID = "process.executable.build_id.gnu"  # https://opentelemetry.io/docs/s
 
 
 def _otlp(waits: Waits, labels: Mapping[str, str]) -> bytes:
-    """Return an ExportProfilesServiceRequest, encoded, not compressed; `labels` are attributes of the resource."""
+    """Encode waits as OTLP's ExportProfilesServiceRequest, not compressed; `labels` become attributes of the
+    resource."""
     tables = _Dictionary(Locations(waits.profile, Options()))
     profile = tables.profile(waits)
     scope = field(1, SCOPE) + field(2, version())
@@ -215,14 +222,14 @@ def _otlp(waits: Waits, labels: Mapping[str, str]) -> bytes:
 
 
 class _Dictionary:
-    """Builds the ProfilesDictionary of one request; entry 0 of each table is empty and means none."""
+    """The ProfilesDictionary of one request; entry 0 of each table is empty and means none."""
 
     def __init__(self, tables: Locations) -> None:
         self.tables = tables
         self._attributes = {b"": 0}
 
     def profile(self, waits: Waits) -> bytes:
-        """Return the encoded Profile message of some waits; add the entries to which it refers to the tables."""
+        """Encode waits as a Profile message; add the entries to which it refers to the tables."""
         string, meta = self.tables.string, waits.profile.meta
         name, unit = waits.content.types[0]
         samples = b"".join(self._samples(waits.content))
@@ -232,7 +239,7 @@ class _Dictionary:
         return head + field(7, blake2b(head, digest_size=16).digest())
 
     def _samples(self, content: Content) -> Iterator[bytes]:
-        """Yield an encoded Sample for each distinct pair of stack and labels."""
+        """Sum the values by stack and labels, and encode a Sample for each such pair; yield the bytes."""
         sets = pb.from_bytes([self._label_set(label_set) for label_set in content.label_sets])
         first, group_of = group(self.tables.of_sample, content.label_set)
         values = varints(sum_by(group_of, content.values[0], len(first)))
@@ -241,15 +248,17 @@ class _Dictionary:
         yield pb.messages(2, pb.joined(stack, labels, lengths, values)).flat()
 
     def _label_set(self, labels: Mapping[str, str | int]) -> bytes:
+        """Encode the field of a Sample that refers to its labels, which are added as attributes."""
         rows = [self._attribute(name, str(text)) for name, text in labels.items() if text != ""]
         return field(2, b"".join(map(varint, rows)))
 
     def _attribute(self, name: str, text: str) -> int:
+        """Return the index of an attribute; a new one is added."""
         body = field(1, self.tables.string(name)) + field(2, field(1, text))
         return self._attributes.setdefault(body, len(self._attributes))
 
     def encoded(self) -> Iterator[bytes]:
-        """Yield the encoded tables; strings last, when all of them are known."""
+        """Yield the encoded entries of all tables; strings last, when all have been added."""
         tables = self.tables
         yield from (field(1, message) for message in (b"", *map(self._mapping, tables.mappings)))
         yield from (field(2, message) for message in (b"", *map(_location, tables.locations)))
@@ -272,7 +281,7 @@ def _location(location: Location) -> bytes:
 
 
 def _function(function: Function) -> bytes:
-    return b"".join(field(place, text) for place, text in enumerate(function, 1))
+    return b"".join(field(number, text) for number, text in enumerate(function, 1))
 
 
 PYROSCOPE, PARCA_HTTP, PARCA_GRPC = Form(_pprof, _pyroscope), Form(_pprof, _parca_json), Form(_pprof, _parca)

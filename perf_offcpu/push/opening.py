@@ -19,12 +19,12 @@ _OWN = re.compile(
     r"|accept-encoding|keep-alive|.*-bin",
     re.IGNORECASE,
 )
-"""Headers that the protocols set themselves."""
+"""Names of headers that the protocols set themselves."""
 
 
 def read_headers(path: str) -> tuple[tuple[str, str], ...]:
-    """Return the headers of a file: one `Name: value` a line; empty lines and lines with # are left out. Raise
-    UsageError, without a value in its text, if a line is no header, or one that the protocols set; OSError."""
+    """Read (name, value) of each header in a file of `Name: value` lines; empty lines and lines with # are skipped.
+    Raise UsageError, without a value in its text, if a line is no header, or one that the protocols set; OSError."""
     headers: dict[str, tuple[str, str]] = {}
     for number, line in enumerate(read_regular(path, _MOST_HEADER_BYTES).decode("latin-1").split("\n"), 1):
         text = line.strip()
@@ -45,9 +45,9 @@ def read_headers(path: str) -> tuple[tuple[str, str], ...]:
 def open_targets(
     texts: Iterable[str], header_files: Iterable[str] = (), ca_file: str = ""
 ) -> list[tuple[Target, Sender]]:
-    """Return the targets, `KIND=URL`, and a sender for each; nothing is sent yet. A header file is `FILE`, or with
-    several targets `KIND=FILE`; without `ca_file` the system's certificates count. Raise UsageError if a target, header
-    or certificate is invalid, or grpcio is missing; OSError for a file."""
+    """Parse targets (`KIND=URL`), and make a sender for each; nothing is sent yet. `header_files`: `FILE`, or
+    `KIND=FILE` for one of several targets; `ca_file`: certificates of authorities, "" for the system's. Raise
+    UsageError if a target, header or certificate is invalid, or grpcio is missing; OSError if a file cannot be read."""
     targets = [parse_target(text) for text in texts]
     (text, times), *_ = Counter(map(str, targets)).most_common(1) or [("", 0)]
     if times > 1:
@@ -59,7 +59,8 @@ def open_targets(
 
 
 def open_sender(target: Target, options: SendOptions | None = None) -> Sender:
-    """Return a sender; nothing is sent yet. UsageError: grpcio is not installed, or the certificates cannot be read."""
+    """Make the sender for a target; nothing is sent yet. Raise UsageError if grpcio is missing, or `options.ca`
+    invalid."""
     if target.is_grpc:
         from perf_offcpu.push.grpc_sender import GrpcSender
 
@@ -70,7 +71,8 @@ def open_sender(target: Target, options: SendOptions | None = None) -> Sender:
 
 
 def _by_kind(texts: Iterable[str], targets: Sequence[Target]) -> dict[str, str]:
-    """Return kind of server ("": the only target's) → header file; UsageError if a file is not for one target."""
+    """Parse `FILE` and `KIND=FILE` to kind of server ("" for the only target) → header file; raise UsageError if a file
+    is not for exactly one target."""
     files: dict[str, str] = {}
     for text in texts:
         kind, _, path = text.partition("=")

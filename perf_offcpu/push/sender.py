@@ -13,7 +13,8 @@ from perf_offcpu.structs import frozen
 
 
 def tls_context(ca: str) -> ssl.SSLContext:
-    """Return a context that trusts the authorities in `ca` (PEM; "": the system's); UsageError if `ca` is invalid."""
+    """Return a context that trusts the authorities in `ca` (PEM, "" for the system's); raise UsageError if it is
+    invalid."""
     try:
         return ssl.create_default_context(cadata=ca or None)
     except (ssl.SSLError, TypeError, ValueError) as problem:
@@ -21,7 +22,8 @@ def tls_context(ca: str) -> ssl.SSLContext:
 
 
 def authorities(ca: str) -> bytes:
-    """Return the certificates of `ca` ("": the system's, which gRPC does not use itself) as PEM; UsageError if none."""
+    """Return the certificates of authorities as PEM: those in `ca` (PEM), or for "" the system's, which gRPC does not
+    use by itself. Raise UsageError if there are none."""
     certificates = tls_context(ca).get_ca_certs(binary_form=True)
     if not certificates:
         raise UsageError("grpcs: the system has no certificates of authorities: name some with --push-ca")
@@ -33,8 +35,8 @@ class PushError(PerfOffcpuError):
 
 
 class RetryLater(PushError):
-    """The server cannot be reached, is busy or failed: it may accept the same message later. `after_s` is the pause in
-    seconds that it asked for, None if it did not; `was_answered`: it got the message."""
+    """The server cannot be reached, is busy or failed: it may accept the same message later. `after_s`: pause in
+    seconds that it asked for, None if it did not; `was_answered`: the server answered."""
 
     def __init__(self, text: str, after_s: float | None = None, *, was_answered: bool = False) -> None:
         self.after_s, self.was_answered = after_s, was_answered
@@ -53,13 +55,13 @@ class ServerRefused(Refused):
 class SendOptions:
     """Options of the connection to any target."""
 
-    headers: tuple[tuple[str, str], ...] = ()  # of each request: credentials, tenants
-    ca: str = ""  # PEM of the certificates that sign the server's; "" for the system's
-    timeout_s: float = 30.0  # of a whole request
+    headers: tuple[tuple[str, str], ...] = ()  # (name, value), of each request: credentials, tenants
+    ca: str = ""  # authorities that sign the server's certificate, as PEM; "" for the system's
+    timeout_s: float = 30.0  # limit of a whole request
 
 
 class Sender(Protocol):
-    """Sends messages to a target over a connection that the first message opens, and again after a failure."""
+    """Connection to a target, opened by the first message, and by the first one after a failure."""
 
     def send(self, body: bytes) -> Answer:
         """Send a message (`Message.body`) and return the server's answer. Raise RetryLater if the server may accept it
@@ -75,10 +77,11 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 
 
 def send_until(sender: Sender, body: bytes, deadline_s: float, waiting: Callable[[RetryLater, float], None]) -> Answer:
-    """Send a message; if the server may accept it later, try again until `deadline_s` of time.monotonic(). A pause is
-    as long as the server asks for; else it is random, so that many machines do not try again at the same moment, and
-    doubles with each attempt. `waiting` is called before each pause with the failure and the length of the pause. Raise
-    RetryLater if the next attempt would be after the deadline, Refused if the server will never accept the message."""
+    """Send a message; while the server may accept it later, try again until `deadline_s` (of time.monotonic()); return
+    the answer. A pause is as long as the server asks for; else it is random, so that many machines do not try again at
+    the same moment, and doubles with each attempt. `waiting`: is called before each pause with the failure and the
+    seconds. Raise RetryLater if the next attempt would be after the deadline, Refused if the server never accepts the
+    message."""
     longest_s = FIRST_PAUSE_S
     while True:
         try:

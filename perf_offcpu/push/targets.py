@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The servers that take profiles, a row each; and targets that the command line names: `parca=grpc://host:7070`."""
+"""Declare the kinds of servers that take profiles, and parse targets of the command line: `parca=grpc://host:7070`."""
 
 import re
 from collections.abc import Mapping
@@ -14,16 +14,16 @@ from perf_offcpu.text import printable
 
 @frozen
 class Server:
-    """Kind of servers, such as Pyroscope: its word in targets, its paths, headers and form of messages."""
+    """Kind of servers, such as Pyroscope."""
 
-    word: str  # before the equals sign of a target
-    path: str  # of the request over HTTP
+    word: str  # name of the kind in a target, before the equals sign
+    path: str  # path of the request over HTTP
     whole_path: str  # `path` is appended to URLs that do not end with this
     headers: Mapping[str, str]  # of HTTP
-    http: Form
-    grpc: Form | None = None
-    method: str = ""  # of gRPC
-    export_answers: bool = False  # answers are those of OTLP: how much was refused
+    http: Form  # form of messages over HTTP
+    grpc: Form | None = None  # form of messages over gRPC; None: the server has no gRPC
+    method: str = ""  # path of the gRPC method
+    export_answers: bool = False  # answers are OTLP's, with the number of refused profiles
 
 
 SERVERS: Final = {
@@ -68,13 +68,13 @@ _PATH = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@%/-]*")
 
 @frozen
 class Target:
-    """Holds the address of a server that accepts profiles, and the form of its messages."""
+    """Server to push to: its address, and the form of its messages."""
 
     server: Server
-    url: str  # as given, without a slash at its end; for messages to people
+    url: str  # as given, without a slash at its end
     host: str
     port: int
-    path: str  # of HTTP the path of the request, of gRPC that of the method
+    path: str  # path of the request over HTTP, or of the gRPC method
     form: Form
     is_grpc: bool
     is_tls: bool
@@ -90,7 +90,7 @@ class Target:
 
 
 def parse_target(text: str) -> Target:
-    """Return the target of `KIND=URL`; raise UsageError for other texts, and for URLs with query, user or fragment."""
+    """Parse a target `KIND=URL`; raise UsageError for other texts, and for URLs with query, user or fragment."""
     kind, equals, url = text.partition("=")
     if not equals or kind not in SERVERS:
         raise UsageError(f"'{printable(text)}' is not a push target: {', '.join(f'{word}=URL' for word in SERVERS)}")
@@ -115,7 +115,8 @@ def parse_target(text: str) -> Target:
 
 
 def _split(server: Server, url: str) -> tuple[SplitResult, int | None]:
-    """Return the parts of a URL and its port; raise UsageError if it is no URL for this server."""
+    """Split a URL; return its parts and its port (None: not given). Raise UsageError if it is no URL of this kind of
+    server."""
     shown = f"{server.word}={printable(url)}"
     try:
         parts = urlsplit(url)

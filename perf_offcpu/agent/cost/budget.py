@@ -20,18 +20,19 @@ BURST: Final = 1 / 12  # part of a window's share that may be spent at once
 
 
 class Bucket:
-    """Budget of `share` units per window of `window_s` seconds; `level`, at first full, may be spent now."""
+    """Budget (token bucket) of `share` units per window of `window_s` seconds; `level`: what may be spent now, at first
+    `limit`, and negative after overspending."""
 
     def __init__(self, share: float, window_s: float, now_s: float) -> None:
         self._window_s, self._at = window_s, now_s
         self._set(share)
-        self.level = self.limit  # the amount that may be spent now; below 0 after overspending
+        self.level = self.limit
 
     def _set(self, share: float) -> None:
         self.limit, self._rate = share * BURST, share * (1 - BURST) / self._window_s
 
     def spend(self, amount: float, now_s: float) -> None:
-        """Subtract an amount from the level, after refilling it for the time since the last call."""
+        """Refill the level for the time since the last call, then subtract an amount; `now_s`: monotonic s."""
         self.level = min(self.limit, self.level + max(0.0, now_s - self._at) * self._rate) - amount
         self._at = now_s
 
@@ -48,18 +49,18 @@ _START_PART: Final = 0.5  # largest part of the budget that repays the start
 
 
 class CpuBudget:
-    """Accounts CPU time against `--max-cpu`, a part of one CPU."""
+    """Account of the CPU time of the agent against `part`, the part of one CPU that --max-cpu allows."""
 
     def __init__(self, part: float) -> None:
         self.part = part
-        self.is_counting = False  # until `begin`: the start (compiling, first symbol tables) is repaid later
-        self._start_s = self._repaid_s = 0.0  # CPU time of the start that is not repaid yet, and per second
-        self.bucket = Bucket(part * HOUR_S, HOUR_S, 0.0)  # the CPU time that may be spent at once
-        self._notes: deque[tuple[float, float]] = deque()
+        self.is_counting = False  # set by `begin`; CPU time of the start (compiling, first symbols) is repaid later
+        self._start_s = self._repaid_s = 0.0  # CPU time of the start that is not repaid yet; repaid each second
+        self.bucket = Bucket(part * HOUR_S, HOUR_S, 0.0)  # of CPU seconds
+        self._notes: deque[tuple[float, float]] = deque()  # (time, CPU time so far)
 
     def begin(self, now_s: float) -> None:
-        """Begin to count, with a full bucket. CPU time of the start is repaid over an hour, or longer where it would
-        take more than half of the budget: at once, it would stop recording."""
+        """Begin to count, with a full bucket. The CPU time noted so far is repaid over an hour, or longer if it would
+        take more than half of the budget: counted at once, it would stop recording."""
         self.bucket = Bucket(self.part * HOUR_S, HOUR_S, now_s)
         self._start_s = self.spent_s
         self._repaid_s = min(self._start_s / HOUR_S, _START_PART * self.part)
@@ -68,7 +69,7 @@ class CpuBudget:
         self.is_counting = True
 
     def note(self, cpu_s: float, now_s: float) -> None:
-        """Account the CPU time of all parts of the agent since their start, a total that never falls."""
+        """Note the total CPU time of all parts of the agent so far, s, and spend its increase."""
         spent = cpu_s - self._notes[-1][1] if self._notes else 0.0
         elapsed_s = now_s - self._notes[-1][0] if self._notes else 0.0
         self._notes.append((now_s, cpu_s))
@@ -87,17 +88,17 @@ class CpuBudget:
 
     @property
     def free_part(self) -> float:
-        """Return the part of one CPU that may be used now: `part` less the repayment of the start's CPU time."""
+        """Return the part of one CPU that may be used now: `part` minus the repayment of the start's CPU time."""
         return self.part - (self._repaid_s if self._start_s > 0 else 0.0)
 
     @property
     def spent_s(self) -> float:
-        """Return the last total given to `note`, s."""
+        """Return the total CPU time noted last, s."""
         return self._notes[-1][1] if self._notes else 0.0
 
     @property
     def noted_s(self) -> float:
-        """Return the seconds over which `recent` averages."""
+        """Return the seconds between the first note that is kept and the last one."""
         return self._notes[-1][0] - self._notes[0][0] if self._notes else 0.0
 
     def recent(self, window_s: float = RECENT_S) -> float:
@@ -114,20 +115,21 @@ _FOR_S: Final = 600.0  # time after which the recorder follows processes again, 
 
 
 class Pauses:
-    """State of a recorder that pauses in each minute: `paused`; `following`: it follows processes during the pause."""
+    """State of a recorder that pauses in each minute. `following`: it keeps its file open in the pause and follows new
+    processes, which is too costly if many programs start."""
 
     def __init__(self) -> None:
-        self.paused = False  # recording is off until the part of the next minute
-        self.following = False  # the recorder follows processes meanwhile
-        self._cpu_s, self._costly_until_s = 0.0, 0.0
+        self.paused = self.following = False
+        self._cpu_s, self._costly_until_s = 0.0, 0.0  # CPU time of the recorder as the pause began
 
     def begin(self, now_s: float, cpu_s: float) -> None:
-        """Begin a pause; `cpu_s` is the CPU time of the recorder so far."""
+        """Begin a pause, and choose `following`; `cpu_s`: CPU time of the recorder so far."""
         self.paused, self.following = True, now_s >= self._costly_until_s
         self._cpu_s = cpu_s
 
     def end(self, now_s: float, cpu_s: float) -> None:
-        """End a pause, and find out whether following processes was too costly; arguments as of `begin`."""
+        """End a pause; if following cost too much, the pauses of the next _FOR_S are without it. Arguments: as of
+        `begin`."""
         self.paused = False
         if self.following and cpu_s - self._cpu_s > COSTLY_S:
             self._costly_until_s = now_s + _FOR_S
@@ -148,30 +150,30 @@ _FORGOTTEN: Final = 0.98
 
 
 class Duty:
-    """Chooses the part of each minute that is recorded, by the CPU budget."""
+    """Choice of the part of each minute that is recorded, by the CPU budget: `recorded_s` seconds from `begin_s` on."""
 
     def __init__(self) -> None:
-        self.recorded_s = MINUTE_S  # of each minute; `MINUTE_S` or more: all
-        self.begin_s = 0.0  # when the part of this minute begins, from the minute's begin on
-        self._cost_s = self._seconds = self._before_s = 0.0
-        self._unproven, self._unproven_level_s = 0, 0.0  # minutes; level of the budget when they began
+        self.recorded_s = MINUTE_S  # MINUTE_S or more: the whole minute
+        self.begin_s = 0.0  # s since the begin of the minute
+        self._cost_s = self._seconds = self._before_s = 0.0  # averages: CPU time, recorded time; CPU time so far
+        self._unproven, self._unproven_level_s = 0, 0.0  # minutes left to prove; level of the budget when they began
         self._per_bpf = _PER_BPF
-        self._level_s = 0.0  # of the budget when the minute began
+        self._level_s = 0.0  # level of the budget when the minute began
 
     @property
     def is_whole(self) -> bool:
-        """Return whether whole minutes are recorded."""
+        """Return True if whole minutes are recorded."""
         return self.recorded_s >= MINUTE_S
 
     def ends_early(self, budget: CpuBudget) -> bool:
-        """Return True if this minute has cost far more than expected, so that the rest of it must be left out."""
+        """Return True if this minute has cost so much more than expected that the rest of it must not be recorded."""
         allowed = min(self._level_s, 0.0) - _SURPRISE * budget.bucket.limit
         return budget.is_counting and budget.bucket.level < allowed
 
     def adapt(self, budget: CpuBudget, recorded_s: float, bpf_share: float, segment_s: float) -> bool:
-        """Choose `recorded_s` of the next minute; return whether pauses begin or end with this choice. The argument
-        `recorded_s`: seconds of the past minute that were recorded. `bpf_share`: part of a CPU that the BPF programs
-        take while they record. `segment_s`: length of a segment when whole minutes are recorded."""
+        """Choose the part of the next minute; return True if it changes between whole minutes and parts. `recorded_s`:
+        recorded seconds of the past minute; `bpf_share`: part of a CPU that the BPF programs take while they record;
+        `segment_s`: length of a segment when whole minutes are recorded."""
         self._unproven = max(0, self._unproven - 1)
         was_whole, spent = self.is_whole, budget.spent_s - self._before_s
         is_measured = was_whole and recorded_s >= MINUTE_S
@@ -195,7 +197,7 @@ class Duty:
         return True
 
     def _choose(self, budget: CpuBudget, whole_s: float) -> float:
-        """Return the seconds of each minute to record; `whole_s`: CPU time of a minute that is recorded as a whole."""
+        """Return the seconds of a minute to record; `whole_s`: CPU time of a minute that is recorded as a whole."""
         level, limit = budget.bucket.level, budget.bucket.limit
         each = max(self._cost_s / self._seconds if self._seconds else 0.0, 1e-6)
         allowed = MINUTE_S * budget.free_part + (min(0.0, level - limit / 2) * MINUTE_S / _REPAID_S)

@@ -27,12 +27,13 @@ _KNOWN_S: Final = 240.0  # least time over which the cost is measured before the
 
 
 class _Factor:
-    """Base of a value that is doubled and halved. `factor`: the chosen value divided by the configured one."""
+    """Base of a setting that is doubled and halved; `factor`: the chosen value divided by the configured one."""
 
     def __init__(self) -> None:
         self.factor, self._changed_s = 1, float("-inf")
 
     def _step(self, raised: bool, lowered: bool, now_s: float) -> bool:
+        """Double the factor if `raised`, else halve it if `lowered`, to 1 at least; return True if it changed."""
         if not raised and not (lowered and self.factor > 1):
             return False
         self.factor = 2 * self.factor if raised else self.factor // 2
@@ -41,9 +42,9 @@ class _Factor:
 
 
 class SegmentLength(_Factor):
-    """Chooses the length of segments: longer where the budget is nearly spent, because each has a fixed cost. Begin and
-    end of a file, reading it, and symbols of running programs are half of the CPU time of an agent with segments of one
-    minute. Longer segments lose nothing. `base_s` is the length asked for."""
+    """Length of segments, configured as `base_s`: longer ones if the budget is nearly spent, because each has a fixed
+    cost. Begin and end of a file, reading it, and symbols of running programs are half of the CPU time of an agent with
+    segments of one minute. Longer segments lose nothing."""
 
     def __init__(self, base_s: float) -> None:
         super().__init__()
@@ -60,7 +61,7 @@ class SegmentLength(_Factor):
         return self.seconds >= LONGEST_SEGMENT_S
 
     def adapt(self, budget: CpuBudget, now_s: float) -> bool:
-        """Choose the length after a segment; return whether it changed."""
+        """Choose the length of the next segments; return True if it changed."""
         if not budget.is_counting or now_s - self._changed_s < 2 * self.seconds:
             return False
         share = budget.recent(max(_WINDOW_S, 2 * self.seconds)) / budget.part
@@ -68,7 +69,8 @@ class SegmentLength(_Factor):
 
 
 class Period(_Factor):
-    """Chooses the sampling period: raised from `base_ns` where samples cost most, lowered when there is room."""
+    """Sampling period, configured as `base_ns`: raised if samples take much of an overspent budget, lowered again
+    later."""
 
     def __init__(self, base_ns: int) -> None:
         super().__init__()
@@ -80,7 +82,7 @@ class Period(_Factor):
         return self.base_ns * self.factor
 
     def adapt(self, budget: CpuBudget, samples_per_s: float, now_s: float) -> bool:
-        """Choose the period after a segment; return whether it changed."""
+        """Choose the period of the next segments; return True if it changed."""
         if not budget.is_counting or budget.noted_s < _KNOWN_S or now_s - self._changed_s < _LEAST_S:
             return False
         share, sampled = budget.recent() / budget.part, samples_per_s * COST_OF_SAMPLE_S / budget.part
@@ -89,7 +91,8 @@ class Period(_Factor):
 
 
 class BudgetKeeper:
-    """Chooses period, segments and pauses within the CPU budget. `say` is called with sentences for the journal."""
+    """Keeper of the CPU budget: chooses period, length of segments, and pauses. `say`: writes a sentence to the
+    journal."""
 
     def __init__(self, config: AgentConfig, metrics: Metrics, say: Callable[[str], None]) -> None:
         self.pauses = Pauses()
@@ -100,18 +103,18 @@ class BudgetKeeper:
         self.period, self.length = Period(config.period_ns), SegmentLength(config.segment_s)
         self._duty, self._minute_s, self._recorded_s = Duty(), time.monotonic(), 0.0
         self._began_s, self._since_s = self._minute_s, 0.0  # begin of the agent; of recording in this minute, 0 none
-        self._is_over = self._is_partial = False  # this minute's part is recorded; parts of minutes are
+        self._is_over = self._is_partial = False  # the part of this minute is recorded; not whole minutes are
         metrics.set("recorded_part", 1)
 
     def change(self, config: AgentConfig) -> None:
-        """Take over another configuration."""
+        """Use another configuration from now on."""
         before, self._config = self._config, config
         self._budget.change(config.max_cpu)
         self.period = self.period if before.period_ns == config.period_ns else Period(config.period_ns)
         self.length = SegmentLength(config.segment_s)
 
     def measure(self, recorder: Recorder | None) -> None:
-        """Measure CPU time and memory of all parts of the agent."""
+        """Measure CPU time and memory of all parts of the agent; account them, and set their metrics."""
         metrics, cost = self._metrics, self._cost
         cost.measure(recorder)
         parts, now = cost.parts(), time.monotonic()
@@ -126,7 +129,7 @@ class BudgetKeeper:
         metrics.set("cpu_share_limit", self._config.max_cpu)
 
     def after_segment(self, samples: float, seconds: float, recorder: Recorder | None) -> None:
-        """Choose length and period of the next segments; a delivered segment had `samples` in `seconds` recorded."""
+        """Choose length and period of the next segments, after one with `samples` in `seconds` was delivered."""
         now, budget = time.monotonic(), self._budget
         if not budget.is_counting:
             budget.begin(now)
@@ -148,7 +151,8 @@ class BudgetKeeper:
                 recorder.command(f"period {self.period.ns}ns")
 
     def keep_duty(self, now: float, recorder: Recorder | None) -> float:
-        """Pause or resume, as the budget allows for this minute; return the time of the next call, monotonic s."""
+        """Pause or resume the recorder by the part of this minute to record; return when the next call is due,
+        monotonic s."""
         is_recording = recorder is not None and recorder.is_recording and not self.pauses.paused
         self._since_s = (self._since_s or now) if is_recording else 0.0
         if now >= self._minute_s + MINUTE_S:
@@ -171,6 +175,7 @@ class BudgetKeeper:
         return self._recorded_s + (now - self._since_s if self._since_s else 0.0)
 
     def _begin_minute(self, now: float) -> None:
+        """Choose the part of the minute that begins."""
         recorded_s, self._recorded_s, self._minute_s, self._is_over = self._recorded(now), 0.0, now, False
         self._since_s = now if self._since_s else 0.0
         self._duty.adapt(self._budget, recorded_s, self.bpf.share(), self.length.seconds)

@@ -18,23 +18,23 @@ _MMAP_BYTES: Final = 128 << 10  # initial threshold of glibc
 
 
 def keep_no_free_memory() -> None:
-    """Fix the threshold above which glibc maps blocks separately, so that freed memory goes back to the kernel. Columns
-    of a segment take tens of megabytes for a moment. glibc raises the threshold with each block that it frees, up to 32
-    MB; larger ones then lie in heaps between small blocks and are not returned: after segments of 60 MB an agent keeps
-    205 MB instead of 150. Other C libraries have no such call. Source: mallopt(3)."""
+    """Fix the size from which on glibc maps blocks separately, so that freed memory returns to the kernel. Columns of a
+    segment take tens of megabytes for a moment. glibc raises this size with each block that it frees, up to 32 MB;
+    smaller blocks are then in heaps among others and not returned: after segments of 60 MB an agent keeps 205 MB
+    instead of 150. Other C libraries have no such call. Source: mallopt(3)."""
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
 
 
 class Cost:
-    """Measures CPU time since the agent began, s, by part: own, recorder, BPF programs."""
+    """CPU time of the agent so far, by part: this process, recorders, BPF programs."""
 
     def __init__(self) -> None:
         self._recorder_s = self._own_s = 0.0
         self.bpf = RunTime()
 
     def measure(self, recorder: Recorder | None) -> None:
-        """Read the clocks of the processes."""
+        """Read the CPU time of this process and of the recorders."""
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
         self._own_s = time.process_time()
         running_s = recorder.cpu_s() if recorder else 0.0
@@ -42,7 +42,7 @@ class Cost:
         self._recorder_s = max(self._recorder_s, ended.ru_utime + ended.ru_stime + running_s)
 
     def parts(self) -> dict[str, float]:
-        """Return part (agent, recorder, bpf) → CPU seconds; "recorder" includes other child processes (demangler)."""
+        """Return part (agent, recorder, bpf) → CPU seconds as measured last; "recorder" includes other children."""
         return {"agent": self._own_s, "recorder": self._recorder_s, "bpf": self.bpf.booked_s}
 
     def memory(self, recorder: Recorder | None) -> dict[str, int]:
@@ -51,7 +51,7 @@ class Cost:
 
 
 def resident_bytes(pid: str) -> int:
-    """Return the resident bytes of a process (a directory of /proc: "self" or a number); 0 if it has ended."""
+    """Return the resident bytes of a process (pid, or "self"); 0 if it has ended."""
     try:
         return int(read_kernel(f"/proc/{pid}/statm").split()[1]) * _PAGE
     except (OSError, IndexError):

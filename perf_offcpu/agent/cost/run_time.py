@@ -38,13 +38,13 @@ def context_switches() -> int:
 
 
 class Programs:
-    """Reads the run times of a process's BPF programs; remembers which of its descriptors refer to programs."""
+    """Reader of the run times of a process's BPF programs; remembers which of its descriptors refer to programs."""
 
     def __init__(self) -> None:
         self._pid, self._files = 0, list[str]()
 
     def find(self, pid: int) -> None:
-        """Look for the descriptors of a process that are programs, each program once."""
+        """Find the descriptors of a process that refer to BPF programs, one for each program."""
         folder, files = f"/proc/{pid}/fdinfo", dict[int, str]()
         with contextlib.suppress(OSError):
             for name in os.listdir(folder):  # direct: a folder of the kernel's
@@ -53,8 +53,8 @@ class Programs:
         self._pid, self._files = pid, list(files.values())
 
     def run_ns(self, pid: int) -> int:
-        """Return the run time of all programs of a process so far, ns; raise OSError if it has other descriptors now.
-        It grows only while the kernel measures it."""
+        """Return the total run time of a process's programs, ns, which grows only while the kernel measures it. Raise
+        OSError if a descriptor is gone."""
         if pid != self._pid or not self._files:
             self.find(pid)
         try:
@@ -65,31 +65,33 @@ class Programs:
 
 
 def _fields(path: str) -> dict[bytes, int]:
-    """Return the fields of a program's fdinfo; none of those of another descriptor."""
+    """Return the fields prog_id and run_time_ns of a descriptor's fdinfo; {} if it is no BPF program's."""
     fields = {name: int(value) for name, value in _FIELD.findall(read_kernel(path))}
     return fields if b"run_time_ns" in fields else {}
 
 
 class Window(NamedTuple):
-    """Window in which the kernel measures BPF run time: begin and end; run time and context switches at the begin."""
+    """Open window, in which the kernel measures the run time of BPF programs."""
 
-    stats_fd: int
-    pid: int
+    stats_fd: int  # descriptor that keeps the measurement on
+    pid: int  # of the recorder
     begin_s: float
     end_s: float
-    run_ns: int
-    switches: int
+    run_ns: int  # run time of the programs at the begin
+    switches: int  # context switches at the begin
 
 
 class RunTime:
-    """Estimates the run time of a recorder's BPF programs; `step` is to be called again at the time it returns."""
+    """Estimate of the run time of a recorder's BPF programs (`booked_s`). Call `step` again at the time it returns."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.booked_s = 0.0
+        self.booked_s = 0.0  # of all seconds booked so far
         self._programs, self._clock = Programs(), clock
         self._rates: dict[int, tuple[float, ...]] = {}  # kind → (run time, s; switches; mean switches) of its windows
         self._unbooked: list[tuple[int, int, int]] = []  # seconds that wait for a rate: kind, switches, number
-        self._sample: tuple[float, float, float] | None = None  # run time, switches and length of its window, s
+        self._sample: tuple[float, float, float] | None = (
+            None  # of this second's window: run time s, switches, length s
+        )
         self._window: Window | None = None
         self._window_s = float("inf")  # when the window of this second begins
         self._number, self._is_recording = 0, False
@@ -97,7 +99,7 @@ class RunTime:
         self._possible = 0.0, self._began_s  # run time without pauses since a time
 
     def step(self, recorder: Recorder | None) -> float:
-        """Begin or end a window or a second if it is time; return when the next is due, monotonic s."""
+        """Begin or end a window or a second if it is time; return when the next call is due, monotonic s."""
         now = self._clock()
         if now >= self._began_s + SECOND_S:
             self.turn(recorder)
@@ -109,7 +111,7 @@ class RunTime:
         return min(self._began_s + SECOND_S, self._window.end_s if self._window else self._window_s)
 
     def turn(self, recorder: Recorder | None) -> None:
-        """Close this second and begin the next one; to be called also when recording begins or pauses."""
+        """End this second, book it, and begin the next one; call this also when recording begins, pauses or ends."""
         self._close()
         now, switches = self._clock(), context_switches()
         elapsed_s, count = now - self._began_s, switches - self._switches
@@ -133,13 +135,14 @@ class RunTime:
             self._window_s = now + random.uniform(0, SECOND_S - WINDOW_S)
 
     def share(self) -> float:
-        """Return the part of a CPU that the programs would have taken since the last call if nothing had paused."""
+        """Return the part of a CPU that the programs would have taken since the last call without pauses."""
         (possible_s, since_s), now = self._possible, self._clock()
         self._possible = 0.0, now
         return possible_s / max(now - since_s, 1e-3)
 
     def _book(self) -> None:
-        """Add seconds of kinds with a rate to `booked_s`; after _PATIENCE seconds, others by the nearest rate."""
+        """Add the seconds whose kind has a rate to `booked_s`; after _PATIENCE seconds also others, by the nearest
+        rate."""
         waiting, self._unbooked = self._unbooked, []
         for kind, switches, number in waiting:
             if kind not in self._rates and self._number - number < _PATIENCE:
@@ -148,13 +151,14 @@ class RunTime:
                 self.booked_s += self._rate(kind) * switches
 
     def _rate(self, kind: int) -> float:
-        """Return the rate of a kind or, if it is not known, of the nearest one, s per switch; 0 if none is known."""
+        """Return the rate of a kind, else of the nearest kind with a rate, in s per switch; 0 if there is none."""
         nearest = min(self._rates, key=lambda known: abs(known - kind), default=kind)
         run_s, in_windows, mean = self._rates.get(nearest, (0.0, 0.0, 1.0))
         rate = run_s / max(in_windows, mean / 2)
         return rate if nearest == kind else min(rate, _MOST_S)
 
     def _open(self, pid: int) -> None:
+        """Begin a window for the recorder `pid`."""
         from perf_offcpu.collect.bpf.syscall import enable_stats
 
         self._window_s = float("inf")
@@ -167,7 +171,7 @@ class RunTime:
                 os.close(fd)
 
     def _close(self) -> None:
-        """End the window, if one is open; if it was long enough, its run time and switches are this second's sample."""
+        """End the window, if one is open; if it was long enough, it becomes the sample of this second."""
         window, self._window = self._window, None
         if window is None:
             return
