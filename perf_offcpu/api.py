@@ -19,13 +19,13 @@ from perf_offcpu.model.profile import Profile as ModelProfile
 
 
 class Profile(ModelProfile):
-    """A `model.profile.Profile` that can be written and turned into a data frame."""
+    """A `model.profile.Profile` with methods to write it and to convert it to a data frame."""
 
     __slots__ = ()
 
     def to_dataframe(self, library: str = "") -> Any:
         """Return a data frame with a row for each sample and the columns of `convert.dataframe.COLUMNS`. `library`:
-        "pandas" or "polars"; "": the first installed one. Raise UsageError if it is not installed."""
+        "pandas", "polars", or "" for the first one installed. Raise UsageError if it is not installed."""
         from perf_offcpu.convert.dataframe import to_dataframe
 
         return to_dataframe(self, library)

@@ -26,7 +26,7 @@ _MAX_BUILD_ID: Final = 64
 
 
 def kernel_build_id(path: str = KERNEL_NOTES) -> bytes:
-    """Return the build-id of the running kernel from `path`, a file of ELF notes; b"" if it shows no build-id."""
+    """Return the build-id of the running kernel from `path`, a file of ELF notes of the kernel; b"" if it has none."""
     return find_build_id(read_kernel_if_any(path, _MAX_NOTE_BYTES), NATIVE)
 
 
@@ -36,7 +36,7 @@ def module_build_id(name: str) -> bytes:
 
 
 def build_id_of(fd: int) -> bytes:
-    """Return the build-id of an open file, cut to 20 bytes as in records; b"" if it has none or is not an ELF file."""
+    """Return the build-id of an open file, cut to RECORDED_BYTES; b"" if it has none or is no ELF file."""
     try:
         header, order = unpack_elf_header(os.pread(fd, EHDR[ElfClass.BITS64].size(), 0))
         room = _MAX_NOTE_BYTES
@@ -52,7 +52,8 @@ def build_id_of(fd: int) -> bytes:
 
 
 def unpack_elf_header(start: bytes) -> tuple[dict[str, Any], Order]:
-    """Unpack the first bytes of an ELF file: (header fields, byte order); raise LayoutError for other files."""
+    """Unpack the header in the first bytes of an ELF file; return (fields, byte order). Raise LayoutError for
+    others."""
     if start[:4] != MAGIC or len(start) < 16 or start[4] not in EHDR:
         raise LayoutError("no ELF file")
     order: Order = ">" if start[5] == 2 else "<"
@@ -60,7 +61,8 @@ def unpack_elf_header(start: bytes) -> tuple[dict[str, Any], Order]:
 
 
 def program_headers(fd: int, header: dict[str, Any], order: Order) -> Iterator[dict[str, Any]]:
-    """Yield the program headers of an open ELF file, at most 256. `header`, `order`: of `unpack_elf_header`."""
+    """Yield the program headers of an open ELF file, at most 256. `header`, `order`: the result of
+    `unpack_elf_header`."""
     layout = PHDR[header["ei_class"]]
     size = layout.size()
     stride = min(max(header["e_phentsize"], size), _MAX_STRIDE)
@@ -70,7 +72,8 @@ def program_headers(fd: int, header: dict[str, Any], order: Order) -> Iterator[d
 
 
 def find_build_id(notes: bytes, order: Order, align: int = 4) -> bytes:
-    """Return the first build-id in a note segment or section, aligned to `align` bytes, 4 or 8; b"" if it has none."""
+    """Return the first build-id in the content of an ELF note segment or section; b"" if it has none. `align`:
+    alignment of its notes, 4 or 8 bytes."""
     offset, align = 0, 8 if align == 8 else 4
     while (name_at := offset + NOTE.size()) <= len(notes):
         note = NOTE.unpack(notes, order, start=offset)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disk cache of what is costly to make: symbol tables, source lines, compiled BPF programs.
+"""Cache data that is costly to make on disk: symbol tables, source lines, compiled BPF programs.
 
     $XDG_CACHE_HOME/perf-offcpu/symbols/NAME       (~/.cache/…; 0700, the user's own)
     $XDG_CACHE_HOME/perf-offcpu/programs/NAME
@@ -45,7 +45,8 @@ _SUM: Final = 3  # index of the word `sum`
 
 
 class DiskCache:
-    """Stores named sets of columns (numbers or bytes) in files of a directory, which take `limit` bytes together."""
+    """Cache of named sets of columns (arrays of numbers or bytes), a file each, in a directory of at most `limit`
+    bytes."""
 
     def __init__(self, directory: str, limit: int = LIMIT) -> None:
         self.directory, self.limit = directory, limit
@@ -53,14 +54,15 @@ class DiskCache:
 
     @classmethod
     def usual(cls, kind: str = "symbols", limit: int = LIMIT) -> Self | None:
-        """Return the user's cache of a kind of data; None if the environment allows none."""
+        """Return the user's cache of a kind of data (a directory), below $XDG_CACHE_HOME; None if the environment
+        switches caches off or names no absolute path."""
         wanted = size_bytes(os.environ.get("PERF_OFFCPU_CACHE_BYTES", ""))
         base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
         bounded = limit if wanted is None else min(wanted, limit)
         return cls(os.path.join(base, "perf-offcpu", kind), bounded) if bounded and os.path.isabs(base) else None
 
     def read(self, name: str) -> dict[str, Array] | None:
-        """Return the columns stored under a name, read-only; None if there are none or they are damaged."""
+        """Return the columns stored under a name, read-only; None if there are none, or the file is damaged."""
         try:
             with self._open(name) as directory:
                 data = _map(directory, name)
@@ -72,7 +74,7 @@ class DiskCache:
             return None
 
     def write(self, name: str, columns: Mapping[str, Array]) -> None:
-        """Write columns under a name; a cache that cannot be written stays as it is."""
+        """Store columns under a name; errors of the file system are ignored."""
         with contextlib.suppress(OSError), self._open(name, make=True) as directory:
             with directory.replacing(name) as file:
                 self._unchecked += file.write(pack(columns).data)
@@ -81,16 +83,16 @@ class DiskCache:
                 self._unchecked = 0
 
     def remove(self, name: str) -> None:
-        """Remove the columns of a name."""
+        """Remove the columns stored under a name."""
         with contextlib.suppress(OSError), self._open(name) as directory:
             directory.remove(name)
 
     def in_memory(self, name: str, make: Callable[[], T]) -> T:
-        """Return the result of `make`, called each time: this class keeps nothing in memory (`KeptCache` does)."""
+        """Return the result of `make`; `KeptCache` calls it once for each name and keeps the result."""
         return make()
 
     def names(self) -> list[str]:
-        """Return the names of all files, sorted; none if the directory cannot be used."""
+        """Return the names of all files in the cache, sorted; [] if the directory cannot be used."""
         try:
             with Directory.private(self.directory) as directory:
                 return directory.names()
@@ -103,7 +105,7 @@ class DiskCache:
         return Directory.private(self.directory, make=make)
 
     def _shrink(self, directory: Directory) -> None:
-        """Remove files of this class (`_OWN_NAME`): the least recently used beyond `limit`, and old temporary files."""
+        """Remove cache files beyond `limit`, the least recently used first, and old temporary files."""
         own_names = filter(_OWN_NAME.fullmatch, directory.names())
         files = [
             (status.st_mtime, status.st_size, name)
@@ -118,12 +120,12 @@ class DiskCache:
 
 
 class KeptCache(DiskCache):
-    """DiskCache that keeps small columns it has read, for a process that reads the same files for hours: the agent. The
-    columns read last stay, up to `kept_bytes`. A name contains the identity of its file, so that a changed file has
-    other columns. They are copies: each mapping would hold a descriptor, and its pages count as memory of the agent."""
+    """DiskCache that also keeps small sets of columns in memory, the last ones read, for a process that reads the same
+    files for hours: the agent. A name depends on the identity of the file, so a changed file has another name. Kept
+    columns are copies: each mapping would hold a descriptor, and its pages count as memory of the agent."""
 
-    kept_bytes = 16 << 20
-    small_bytes = 1 << 18  # of nine files in ten, headers, symbols and frame rules are smaller
+    kept_bytes = 16 << 20  # largest size of all that is kept
+    small_bytes = 1 << 18  # largest size of a set that is kept: of nine files in ten, each set is smaller
 
     def __init__(self, directory: str, limit: int = LIMIT) -> None:
         super().__init__(directory, limit)
@@ -132,15 +134,15 @@ class KeptCache(DiskCache):
         self._in_memory: dict[str, Any] = {}
 
     def in_memory(self, name: str, make: Callable[[], T]) -> T:
-        """Return the object kept in memory under a name; the first call makes it by `make`. It may depend only on what
-        the name states: recordings are of other processes, and files change."""
+        """Return the object kept in memory under a name; the first call makes it by `make`. It must depend on nothing
+        but the name: recordings are of other processes, and files change."""
         if name not in self._in_memory:
             self._in_memory[name] = make()
         kept: T = self._in_memory[name]
         return kept
 
     def read(self, name: str) -> dict[str, Array] | None:
-        """Return the columns stored under a name, as DiskCache does."""
+        """Return the columns stored under a name, from memory if they are kept; see `DiskCache.read`."""
         columns = self._kept.pop(name, None)
         if columns is None:
             columns = super().read(name)
@@ -156,12 +158,12 @@ class KeptCache(DiskCache):
         return columns
 
     def write(self, name: str, columns: Mapping[str, Array]) -> None:
-        """Write columns under a name, as DiskCache does."""
+        """Store columns under a name; see `DiskCache.write`."""
         self._forget(name)
         super().write(name, columns)
 
     def remove(self, name: str) -> None:
-        """Remove the columns of a name."""
+        """Remove the columns stored under a name."""
         self._forget(name)
         super().remove(name)
 
@@ -174,13 +176,14 @@ def _bytes_of(columns: Mapping[str, Array]) -> int:
 
 
 def cache_name(kind: str, build_id: bytes, *identity: object) -> str:
-    """Return `BUILDID-HASH.KIND`, the file name of data made from a file; `identity` is all else that it depends on."""
+    """Return the name of cached data of a kind made from a file with a build-id, `BUILDID-HASH.KIND`; `identity`: all
+    else that the data depends on."""
     digest = hashlib.sha256(repr((kind, build_id, identity)).encode()).hexdigest()[:24]
     return f"{build_id.hex()[:40] or 'none'}-{digest}.{kind}"
 
 
 def pack(columns: Mapping[str, Array]) -> NDArray[np.uint64]:
-    """Return the content of a cache file with these columns, as 64-bit words."""
+    """Encode columns as the content of a cache file, in 64-bit words."""
     arrays = [np.ascontiguousarray(column, column.dtype.newbyteorder("<")) for column in columns.values()]
     begin = end = _HEAD.itemsize + _COLUMN.itemsize * len(arrays)
     directory = np.zeros(len(arrays), _COLUMN)
@@ -198,7 +201,7 @@ def pack(columns: Mapping[str, Array]) -> NDArray[np.uint64]:
 
 
 def unpack(data: memoryview) -> dict[str, Array] | None:
-    """Return the columns in a cache file's bytes, as views of them; None if it is damaged."""
+    """Return the columns in the content of a cache file, as views of it; None if it is damaged."""
     if len(data) < _HEAD.itemsize or len(data) % 8:
         return None
     head, words = np.frombuffer(data, _HEAD, 1)[0], np.frombuffer(data, "<u8")
@@ -219,7 +222,8 @@ def unpack(data: memoryview) -> dict[str, Array] | None:
 
 
 def _map(directory: Directory, name: str) -> memoryview | None:
-    """Return a file mapped read-only; None if it does not count. Files are replaced, never cut: the map stays valid."""
+    """Map a cache file read-only; return None if others can write to it or it is too small. Files are replaced, never
+    truncated, so the mapping stays valid."""
     with descriptor(directory.open_regular(name, owners={os.geteuid()})) as fd:
         status = os.fstat(fd)
         if status.st_nlink != 1 or is_shared(status) or status.st_size < _HEAD.itemsize:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `perf-offcpu`: find the verb, run it, turn errors into one line and an exit status.
+"""Run the command `perf-offcpu`: find the verb, run it, turn errors into one line and an exit status.
 
 A verb is a module of `commands/` with two functions, `add_parser(subparsers)` and `run(args)`. It imports
 numpy, bcc and the like when it runs, so help needs none of them and appears at once.
@@ -30,8 +30,8 @@ EXIT_BROKEN_PIPE = 128 + 13
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit status; errors are one line on stderr. With `--traceback` (or
-    PERF_OFFCPU_TRACEBACK in the environment) they are raised: PerfOffcpuError, OSError."""
+    """Run the command line `argv` (None: sys.argv) and return the exit status; errors are one line on stderr. With
+    --traceback (or PERF_OFFCPU_TRACEBACK in the environment) they are raised: PerfOffcpuError, OSError."""
     if argv is None:
         with _rare_collections():
             return main(sys.argv[1:])
@@ -43,8 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _rare_collections() -> Iterator[None]:
-    """Let Python look for unreachable cycles rarely and not at exit: it would take a tenth of a short run. Most objects
-    are modules, functions and columns, which live until the end."""
+    """Make Python's cyclic garbage collection rare in the `with` block, and leave it out at exit: it would take a tenth
+    of a short run. Most objects are modules, functions and columns, which live until the end."""
     gc.set_threshold(100_000)
     try:
         yield
@@ -53,8 +53,8 @@ def _rare_collections() -> Iterator[None]:
 
 
 def guard(prefix: str, run: Callable[[], int], *, developer: bool = False) -> int:
-    """Return the exit status of `run`; an error becomes a line on stderr that begins with `prefix`; for a developer it
-    is raised."""
+    """Call `run` and return its exit status. An error becomes one line on stderr that begins with `prefix`, and the
+    status that it means; for a `developer` it is raised."""
     replace_closed_streams()
     if ignored := ignore_variables_of_others():
         notice = "variables that name programs or paths are ignored for root with the environment of another user"
@@ -83,15 +83,17 @@ def _status(run: Callable[[], int]) -> int:
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
-    """Return (options before the verb, verb or None, words after it); options before the verb take no values."""
+    """Split a command line: return options before the verb, which take no values, the verb (None: none), words after
+    it."""
     words = list(argv)
-    for place, word in enumerate(words):
+    for index, word in enumerate(words):
         if not word.startswith("-"):
-            return words[:place], word, words[place + 1 :]
+            return words[:index], word, words[index + 1 :]
     return words, None, []
 
 
 def _run(options: list[str], verb: str | None, words: list[str]) -> int:
+    """Parse the parts of the command line (`_split`), run the verb and return the exit status."""
     if verb is not None and verb not in VERBS:
         instead = spelled_like(verb, VERBS)
         raise UsageError(f"'{verb}' is not a verb of {PROGRAM} ({instead}see '{PROGRAM} --help')")
@@ -112,8 +114,8 @@ def _run(options: list[str], verb: str | None, words: list[str]) -> int:
 
 
 def _import_numpy() -> None:
-    """Import numpy without BLAS threads: it would start one per CPU, and nothing here uses BLAS. The environment
-    variable that says so is removed again: a recorded command must not see it."""
+    """Import numpy without threads of BLAS, which nothing here uses: it would start one for each CPU. The environment
+    variable for that is removed again, as a recorded command must not see it."""
     if "numpy" not in sys.modules and _BLAS_THREADS not in os.environ:
         os.environ[_BLAS_THREADS] = "1"
         try:
@@ -123,7 +125,7 @@ def _import_numpy() -> None:
 
 
 def _print_versions(verbose: int) -> None:
-    """Print the version; with -vv also the environment, for bug reports."""
+    """Print the version; if `verbose` is 2 or more, also the environment, for bug reports."""
     from perf_offcpu.resources import version
 
     print(f"{PROGRAM} version {version()}")
@@ -152,11 +154,12 @@ def _environment() -> dict[str, str]:
 
 
 _NAMELESS = {errno.ENOSPC: "standard output or a temporary file (in $TMPDIR or /tmp): "}
-"""errno → subject of the message of an OSError that carries no file name."""
+"""errno → begin of the message of an OSError that has no file name."""
 
 
 def _explain(prefix: str, problem: PerfOffcpuError | OSError) -> int:
-    """Print the error as one line on stderr and return its exit status; control characters are escaped."""
+    """Print an error as one line on stderr, after `prefix` and with control characters escaped; return its exit
+    status."""
     from perf_offcpu.text import printable
 
     text = str(problem)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Directories in which other users may have prepared entries, opened component by component.
+"""Open directories in which other users may have prepared entries, component by component.
 
 A path is resolved one component at a time, each opened with O_PATH and O_NOFOLLOW relative to the one before
 (openat(2)), so nothing can be exchanged between a check and its use. Whose directories and links are accepted is the
@@ -27,16 +27,16 @@ _MAX_LINKS: Final = 40  # the kernel's limit of symbolic links in one path (MAXS
 
 
 class Directory(Closing):
-    """Open directory with a readable descriptor; its methods take names of entries, never paths."""
+    """Open directory (`fd`, readable). Methods take names of its entries, not paths, except `subdirectory`."""
 
     def __init__(self, fd: int, path: str) -> None:
         self.fd, self.path = fd, path
 
     @classmethod
     def private(cls, path: str, *, make: bool = False) -> Self:
-        """Open a directory that only its user and root can change, like every directory above it. Every component,
-        directory or link, has to belong to root or to the user; a directory that others may write to needs the sticky
-        bit (as /tmp has). So root does not use another user's HOME, which sudo may keep. The path is absolute; with
+        """Open a directory that only this user and root can change, as every directory above it. Each component of the
+        absolute path, directory or link, has to belong to root or to this user; a directory above that others may write
+        to needs the sticky bit (as /tmp has). So root does not use another user's HOME, which sudo may keep. With
         `make`, missing components are created with mode 0700."""
         user = os.geteuid()
         with descriptor(_resolve(path, partial(_check_private, {0, user}), make=make)) as handle:
@@ -47,7 +47,7 @@ class Directory(Closing):
 
     @classmethod
     def named(cls, path: str, *, make: bool = False) -> Self:
-        """Open a directory that the user named, wherever it is; with `make`, create missing components. In a directory
+        """Open a directory that the user named, of any owner; with `make`, create missing components. In a directory
         that all may write to (sticky, as /tmp), only links of the caller or of the owner of that directory are
         followed: the kernel's own rule (fs.protected_symlinks), enforced also where it is switched off."""
         with descriptor(_resolve(os.path.abspath(path), partial(_check_protected, os.geteuid()), make=make)) as handle:
@@ -55,14 +55,14 @@ class Directory(Closing):
 
     @classmethod
     def of_process(cls, path: str) -> Self:
-        """Open a magic link of /proc, as /proc/PID/root, which only the kernel can follow."""
+        """Open the directory behind a magic link of /proc, such as /proc/PID/root, which only the kernel can follow."""
         return cls(os.open(path, _DIRECTORY), path)
 
     @classmethod
     def of_output(cls, path: str) -> tuple[Self, str]:
-        """Open the directory of a file that the user wants written, and return it with the file's name in it. A link at
-        the end of the path is followed, by the rule of `named`, so the name is never that of a link and the file can be
-        replaced without replacing the link; but for links of /proc/self/fd."""
+        """Open the directory of an output file that the user named; return it with the name of the file in it. A link
+        at the end of the path is followed, by the rule of `named`, so that the file can be replaced without replacing
+        the link. The name is that of a link only in /proc (/proc/self/fd)."""
         wanted = os.path.abspath(path)
         for _ in range(_MAX_LINKS):
             directory = cls.named(os.path.dirname(wanted))
@@ -71,9 +71,9 @@ class Directory(Closing):
                 status = directory.status(name) if name else None
                 if status is None or not stat.S_ISLNK(status.st_mode):
                     return directory, name
-                place = os.fstat(directory.fd)
-                _check_protected(os.geteuid(), path, status, place)
-                if place.st_dev == os.stat("/proc").st_dev:
+                parent = os.fstat(directory.fd)
+                _check_protected(os.geteuid(), path, status, parent)
+                if parent.st_dev == os.stat("/proc").st_dev:
                     return directory, name
                 target = os.readlink(name, dir_fd=directory.fd)
             except BaseException:
@@ -88,14 +88,15 @@ class Directory(Closing):
         os.close(self.fd)
 
     def status(self, name: str) -> os.stat_result | None:
-        """Return the status of an entry (of a link, not of its target); None if there is no such entry."""
+        """Return the stat of an entry (of a link, not of its target); None if there is no such entry."""
         try:
             return os.stat(_entry(name), dir_fd=self.fd, follow_symlinks=False)
         except FileNotFoundError:
             return None
 
     def target_of_link(self, name: str, *, owners: Collection[int]) -> str:
-        """Return the target of a link, "" if there is no such link; OSError if its owner is not in `owners` (uids)."""
+        """Return the target of a symbolic link, "" if the entry is missing or no link; raise FileRefusedError if its
+        owner is not in `owners` (uids)."""
         status = self.status(name)
         if status is None or not stat.S_ISLNK(status.st_mode):
             return ""
@@ -109,7 +110,7 @@ class Directory(Closing):
             return sorted(os.listdir(listed))
 
     def names_of_others(self) -> list[str]:
-        """Return the names of entries such as links: neither regular files nor directories."""
+        """Return the names of entries that are neither regular files nor directories, such as links, sorted."""
         with self._listed() as listed, os.scandir(listed) as entries:
             return sorted(
                 entry.name
@@ -118,26 +119,26 @@ class Directory(Closing):
             )
 
     def _listed(self) -> contextlib.AbstractContextManager[int]:
-        """Return a new descriptor of the directory: threads that list it by one descriptor would share its position."""
+        """Yield another descriptor of the directory for a listing: threads would share the position of a common one."""
         return descriptor(os.open(".", _DIRECTORY, dir_fd=self.fd))
 
     def open_regular(self, name: str, *, owners: Collection[int] | None = None, max_bytes: int | None = None) -> int:
-        """Open a regular file, never through a link; return its descriptor. See `files.open_regular`."""
+        """Open a regular file for reading, never through a link; return its descriptor. See `files.open_regular`."""
         return open_regular(_entry(name), dir_fd=self.fd, follow=False, owners=owners, max_bytes=max_bytes)
 
     def create(self, name: str, mode: int = 0o600) -> int:
-        """Create a file, unless the name exists (then OSError); return its descriptor, readable and writable."""
+        """Create a file and return its descriptor, readable and writable; raise FileExistsError if the name exists."""
         return os.open(_entry(name), _NEW, mode, dir_fd=self.fd)
 
     def create_hidden(self, name: str, mode: int = 0o600) -> tuple[str, int]:
-        """Create a file under a hidden name, to be renamed to `name` later; return (hidden name, descriptor)."""
+        """Create a file under a hidden name, to be renamed to `name` later; return that name and a descriptor."""
         hidden = f".{os.fsdecode(os.fsencode(_entry(name))[:200])}.{os.urandom(4).hex()}"
         return hidden, self.create(hidden, mode)
 
     @contextlib.contextmanager
     def replacing(self, name: str, mode: int = 0o600) -> Iterator[BinaryIO]:
-        """Write a file that appears under its name, whole, when the block ends without an exception. Until then it has
-        a name of its own in the same directory; after an exception nothing is left."""
+        """Open a file for writing that gets its name, in place of an older file, when the `with` block ends. Until then
+        it has a hidden name in the same directory; after an exception it is removed."""
         hidden, fd = self.create_hidden(name, mode)
         try:
             with open(fd, "wb") as file:
@@ -148,11 +149,11 @@ class Directory(Closing):
             raise
 
     def rename(self, name: str, new: str) -> None:
-        """Give an entry another name, in place of the entry that has it."""
+        """Rename an entry, in place of an entry that has the new name."""
         os.rename(_entry(name), _entry(new), src_dir_fd=self.fd, dst_dir_fd=self.fd)
 
     def rename_new(self, name: str, new: str) -> bool:
-        """Give a file a name that no entry has, and return True; return False if an entry has it."""
+        """Rename a file and return True; return False, and do nothing, if an entry has the new name."""
         try:
             os.link(_entry(name), _entry(new), src_dir_fd=self.fd, dst_dir_fd=self.fd, follow_symlinks=False)
         except FileExistsError:
@@ -166,15 +167,16 @@ class Directory(Closing):
             os.unlink(_entry(name), dir_fd=self.fd)
 
     def touch(self, name: str) -> None:
-        """Set the times of a file, never of a link's target, to now."""
+        """Set the times of an entry (of a link, not of its target) to now."""
         os.utime(_entry(name), dir_fd=self.fd, follow_symlinks=False)
 
     def link(self, name: str, target: str) -> None:
-        """Create a symbolic link to `target`; an existing name is an OSError."""
+        """Create a symbolic link to `target`; raise FileExistsError if the name exists."""
         os.symlink(target, _entry(name), dir_fd=self.fd)
 
     def subdirectory(self, path: str, *, make: bool = False) -> Self:
-        """Open the directory at a relative path below this one, never through a link; with `make`, create it."""
+        """Open the directory at a relative path below this one ("": this one), never through a link; with `make`,
+        create missing components."""
         fd = os.dup(self.fd)
         try:
             for part in path.split("/") if path else ():
@@ -191,7 +193,8 @@ class Directory(Closing):
 
 
 def _check_private(users: Collection[int], path: str, status: os.stat_result, parent: os.stat_result) -> None:
-    """Raise FileRefusedError if a component is not of `users` (uids), or writable for others and not sticky."""
+    """Raise FileRefusedError if a component of `path` (its `status`) does not belong to one of `users` (uids), or if
+    others may write to it and it is not sticky: the policy of `Directory.private`."""
     if status.st_uid not in users:
         raise FileRefusedError(path, f"a part of the path belongs to user {status.st_uid}")
     # The mode of a link means nothing; what belongs to whom in a sticky directory is its owner's affair.
@@ -200,14 +203,16 @@ def _check_private(users: Collection[int], path: str, status: os.stat_result, pa
 
 
 def _check_protected(user: int, path: str, status: os.stat_result, parent: os.stat_result) -> None:
-    """Raise FileRefusedError for another user's link in a directory that all may write to."""
+    """Raise FileRefusedError if a component of `path` (its `status`) is another user's link in a sticky directory that
+    all may write to: the policy of `Directory.named`."""
     is_open = parent.st_mode & stat.S_IWOTH and parent.st_mode & stat.S_ISVTX
     if stat.S_ISLNK(status.st_mode) and is_open and status.st_uid not in (user, parent.st_uid):
         raise FileRefusedError(path, "a symbolic link of another user leads there")
 
 
 def _resolve(path: str, check: Callable[[str, os.stat_result, os.stat_result], None], *, make: bool) -> int:
-    """Open an absolute path as an O_PATH descriptor of a directory, and check each component on the way."""
+    """Open the directory at an absolute path and return an O_PATH descriptor. `check`: is called for each component
+    with (path, its stat, the stat of the directory that it is in), and may raise; `make`: create missing components."""
     if not path.startswith("/"):
         raise FileRefusedError(path, "the path is not absolute")
     parts, links = deque(path.split("/")), 0
@@ -247,7 +252,8 @@ def _resolve(path: str, check: Callable[[str, os.stat_result, os.stat_result], N
 
 
 def _component(name: str, dir_fd: int, *, make: bool) -> int:
-    """Return an O_PATH descriptor of one entry, never of a link's target; with `make`, create a missing directory."""
+    """Return an O_PATH descriptor of an entry (of a link, not of its target); with `make`, create a missing
+    directory."""
     try:
         return os.open(name, _HANDLE | os.O_NOFOLLOW, dir_fd=dir_fd)
     except FileNotFoundError:
@@ -259,6 +265,7 @@ def _component(name: str, dir_fd: int, *, make: bool) -> int:
 
 
 def _reopen_directory(handle: int, path: str) -> int:
+    """Return a readable descriptor of the directory of an O_PATH descriptor; `path`: its name in errors."""
     try:
         return os.open(".", _DIRECTORY, dir_fd=handle)
     except OSError as problem:  # it names "."
@@ -266,7 +273,7 @@ def _reopen_directory(handle: int, path: str) -> int:
 
 
 def _entry(name: str) -> str:
-    """Return the name if it names an entry of a directory; raise ValueError if it is empty, `.`, `..`, or a path."""
+    """Return the name; raise ValueError if it cannot be that of a directory entry: empty, `.`, `..`, or a path."""
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         raise ValueError(f"{name!r} is not the name of a directory entry")
     return name

@@ -16,7 +16,7 @@ ALLOWED: Final = frozenset(
     "TERM COLORTERM NO_COLOR COLUMNS LINES "
     "LANG LANGUAGE LC_ALL LC_COLLATE LC_CTYPE LC_MESSAGES LC_MONETARY LC_NUMERIC LC_TIME".split()
 )
-"""Variables of another user that root believes: PATH (sudo has secure_path), and names without paths."""
+"""Variables of another user that root accepts: PATH (sudo has secure_path), and variables that name no path."""
 _ANY_TEXT: Final = frozenset({"PATH", "PERF_OFFCPU_LABELS"})
 _NAME: Final = re.compile(r"[\w.,:@+=-]*", re.ASCII)  # a value that is a name, neither a path nor a format
 FOLLOWED: Final = tuple(
@@ -30,10 +30,11 @@ _ignored: dict[str, str] = {}
 
 
 def ignore_variables_of_others() -> list[str]:
-    """Remove variables that may be another user's, unless allowed; return the names of FOLLOWED that were removed."""
+    """Remove variables from this process's environment if it is root's and may be another user's, unless they are
+    ALLOWED; return the names in FOLLOWED that were removed."""
     if not _is_of_other():
         return []
-    kept = _believed()
+    kept = _accepted()
     _ignored.update({name: value for name, value in os.environ.items() if kept.get(name) != value})
     os.environ.clear()
     os.environ |= kept
@@ -41,25 +42,26 @@ def ignore_variables_of_others() -> list[str]:
 
 
 def child_environment(**changes: str) -> dict[str, str]:
-    """Return the environment for a process that this program starts, plus `changes`; all starts use it."""
-    return {**(_believed() if _is_of_other() else os.environ), **changes}
+    """Return the environment for a process that this program starts, with `changes`; all but the recorded command get
+    it."""
+    return {**(_accepted() if _is_of_other() else os.environ), **changes}
 
 
 def interpreter() -> str:
-    """Return the program of the Python that runs this. One that is embedded, as perf's, takes the first python3 of PATH
-    for its own, which may be another version."""
+    """Return the path of the interpreter that runs this program. In a Python embedded in perf, sys.executable is the
+    first python3 of PATH, perhaps another version."""
     if sys.executable and "perf_trace_context" not in sys.builtin_module_names:
         return sys.executable
     return f"{sys.base_exec_prefix}/bin/python{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def environment_of_caller() -> dict[str, str]:
-    """Return the environment with which this program was started, for the recorded command."""
+    """Return the whole environment with which this program was started, for the recorded command."""
     return {**os.environ, **_ignored}
 
 
-def _believed() -> dict[str, str]:
-    """Return the variables that are allowed in any case, and HOME of root's passwd entry."""
+def _accepted() -> dict[str, str]:
+    """Return the ALLOWED variables with harmless values, and HOME of root's passwd entry."""
     import pwd
 
     allowed = ((name, value) for name, value in os.environ.items() if name in ALLOWED)
@@ -68,7 +70,7 @@ def _believed() -> dict[str, str]:
 
 
 def _is_of_other() -> bool:
-    """Return True for root with an environment that may be another user's."""
+    """Return True if this process is root's and its environment may be another user's."""
     if os.geteuid() != 0:
         return False
     if any(os.environ.get(name, "0") != "0" for name in _CALLERS):

@@ -11,7 +11,8 @@ class PerfOffcpuError(Exception):
 
 
 class FormatError(PerfOffcpuError):
-    """A file (`path` as the user named it), or the part `what` of it, cannot be read; `problem` says why."""
+    """The part `what` of a file cannot be read. `path`: the file as the user named it; `problem`: the reason; `offset`:
+    of the part in the file, None if not known."""
 
     def __init__(self, path: str, what: str, problem: str, offset: int | None = None) -> None:
         self.path, self.what, self.problem, self.offset = path, what, problem, offset
@@ -24,7 +25,7 @@ class LayoutError(PerfOffcpuError):
 
 
 class CapabilityError(PerfOffcpuError):
-    """The machine or the user lacks `what`; `remedy` is the package, setting or privilege that provides it."""
+    """The machine or the user lacks something: `what`, in words; `remedy`: what to do."""
 
     def __init__(self, what: str, remedy: str) -> None:
         self.what, self.remedy = what, remedy
@@ -46,7 +47,7 @@ class RecordingError(PerfOffcpuError):
 
 
 class FileFullError(RecordingError):
-    """A file took only a part of the appended records: `taken` bytes, with `records` whole records."""
+    """Only a part of the records to append could be written: `taken` bytes, with `records` whole records."""
 
     def __init__(self, text: str, taken: int, records: int) -> None:
         self.taken, self.records = taken, records

@@ -31,7 +31,7 @@ _MOST_HOLES: Final = 16
 
 
 class FileRefusedError(OSError):
-    """A file exists and is not used: `reason` completes "PATH: …", so messages read as those of other OSErrors."""
+    """A file exists and is refused; `reason`: a sentence, in place of the strerror of other OSErrors."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(errno.EACCES, reason, path)
@@ -74,7 +74,7 @@ def open_regular(
 
 @contextmanager
 def descriptor(fd: int) -> Iterator[int]:
-    """Yield a descriptor, and close it at the end of the block."""
+    """Yield a descriptor, and close it at the end of the `with` block."""
     try:
         yield fd
     finally:
@@ -82,21 +82,22 @@ def descriptor(fd: int) -> Iterator[int]:
 
 
 def read_regular(path: str, max_bytes: int, *, owners: Collection[int] | None = None) -> bytes:
-    """Return the content of a regular file; one that grows beyond `max_bytes` meanwhile is refused, too."""
+    """Return the content of a regular file; raise FileRefusedError if it has, or grows to, more than `max_bytes`, or if
+    its owner is not in `owners` (uids; None: any)."""
     with descriptor(open_regular(path, owners=owners, max_bytes=max_bytes)) as fd:
         return read_bounded(fd, max_bytes, path)
 
 
 def read_kernel(path: str, max_bytes: int = 1 << 28) -> bytes:
-    """Return the content of a file of /proc, /sys or tracefs, which have no size until they are read. Their text holds
-    names that any user can choose: it is bytes, and lines end at `\\n` alone (`bytes.splitlines` would also split at
-    `\\r`, which the kernel does not escape)."""
+    """Return the content of a file of /proc, /sys or tracefs, which have no size until they are read. It has names that
+    any user can choose: so it is bytes, to be split by `kernel_lines` (`bytes.splitlines` would also split at `\\r`,
+    which the kernel does not escape)."""
     with descriptor(os.open(path, _READ_KERNEL)) as fd:
         return read_bounded(fd, max_bytes, path)
 
 
 def read_kernel_if_any(path: str, max_bytes: int = 1 << 28) -> bytes:
-    """Return what `read_kernel` returns; b"" if the file cannot be read."""
+    """Return the content of a file of the kernel, as `read_kernel` does; b"" if it cannot be read."""
     try:
         return read_kernel(path, max_bytes)
     except OSError:
@@ -110,13 +111,14 @@ def read_kernel_begin(path: str, most_bytes: int) -> bytes:
 
 
 def kernel_lines(text: bytes) -> list[bytes]:
-    """Split text of the kernel into its lines: at `\\n` and nowhere else, without the empty last one."""
+    """Split a text of the kernel into lines, at `\\n` only; an empty last line is left out."""
     lines = text.split(b"\n")
     return lines if lines[-1] else lines[:-1]
 
 
 def read_bounded(fd: int, max_bytes: int, shown: str) -> bytes:
-    """Return the content of a descriptor from its position on; refuse more than `max_bytes`. `shown` is its name."""
+    """Read a descriptor from its position to the end; raise FileRefusedError, which names it `shown`, for more than
+    `max_bytes`."""
     content = _read_begin(fd, max_bytes + 1)
     if len(content) > max_bytes:
         raise FileRefusedError(shown, f"it is larger than {max_bytes} bytes")
@@ -124,6 +126,7 @@ def read_bounded(fd: int, max_bytes: int, shown: str) -> bytes:
 
 
 def _read_begin(fd: int, most_bytes: int) -> bytes:
+    """Read at most `most_bytes` from a descriptor."""
     content, block = bytearray(), _FIRST_BLOCK
     while len(content) < most_bytes and (part := os.read(fd, min(block, most_bytes - len(content)))):
         content += part
@@ -132,17 +135,18 @@ def _read_begin(fd: int, most_bytes: int) -> bytes:
 
 
 def allocated_bytes(status: os.stat_result) -> int:
-    """Return the bytes allocated to a file, at most its size: holes, free to make but slow to read, do not count."""
+    """Return the bytes of a file that have blocks on the disk: holes, free to make but slow to read, do not count."""
     return min(status.st_size, status.st_blocks * 512)
 
 
 def is_mostly_holes(status: os.stat_result) -> bool:
-    """Return True for a sparse file that takes up far less room than its size."""
+    """Return True for a sparse file whose size is far larger than its blocks on the disk."""
     return status.st_size > _MOST_HOLES * (allocated_bytes(status) + _BLOCK)
 
 
 def is_shared(status: os.stat_result) -> bool:
-    """Return whether others than the owner may write; a group with the owner's number is the owner's alone.
-    Distributions give each user a group of the same number and let it write (USERGROUPS_ENAB of login.defs)."""
+    """Return True if others than the owner may write to a file. A group with the owner's number is taken for the
+    owner's own: distributions give each user a group of the same number and let it write (USERGROUPS_ENAB of
+    login.defs)."""
     by_group = status.st_mode & stat.S_IWGRP and status.st_gid != status.st_uid
     return bool(status.st_mode & stat.S_IWOTH or by_group)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The causes of losses, by their names in Python; losses.toml has each with its sentence and its remedy.
+"""Declare the causes of losses as Python names; losses.toml has the sentence and the remedy of each.
 
 The recorder, the readers of files, decode, unwind, symbolize, inject and the views count by them what they lose; the
 last line of `record`, the report and Documentation/losses.md print the sentences. Each enumerator of
@@ -16,7 +16,7 @@ from perf_offcpu.tables import read_table
 
 
 class Stage(enum.Enum):
-    """The stages at which losses are counted; the value heads the rows in Documentation/losses.md."""
+    """Stage at which losses are counted; the value is its heading in Documentation/losses.md."""
 
     BPF = "Counted by the BPF program"
     RECORDER = "Counted by the recorder"
@@ -32,10 +32,10 @@ class Stage(enum.Enum):
 
 
 class LossCause(NamedTuple):
-    """Describes a cause of losses: stage, sentence and remedy."""
+    """Cause of losses."""
 
-    stage: Stage  # where it is counted
-    name: str  # its identifier; counters of the BPF program and the recorder stand in files under it
+    stage: Stage
+    name: str  # identifier, also in recordings with counters of the BPF program and the recorder
     text: str  # what was lost, to follow a number: "records of unknown type"
     remedy: str = ""  # advice that prevents it; "" if nothing helps
     is_loss: bool = True  # False if nothing is missing and the number is only a note
@@ -47,7 +47,7 @@ class LossCause(NamedTuple):
         return f"{text}; {self.remedy}" if self.remedy else text
 
     def about(self, subject: str, detail: str = "") -> Self:
-        """Return the cause for one subject, such as a file: `SUBJECT: text`, with a detail after it."""
+        """Return a copy of the cause with the text `SUBJECT: text: DETAIL`, for one subject such as a file."""
         return self._replace(text=f"{subject}: {self.text}" + (f": {detail}" if detail else ""))
 
 
@@ -55,15 +55,15 @@ _PREFIXES = {Stage.NAMES: "no name: ", Stage.LINES: "no source lines: "}
 
 
 class Losses(Counter[LossCause]):
-    """Counts losses: LossCause → number."""
+    """Numbers of losses by cause."""
 
     def add(self, cause: LossCause, count: int = 1) -> None:
-        """Count losses; 0 adds nothing."""
+        """Count losses of a cause; a count of 0 adds no entry."""
         if count:
             self[cause] += int(count)
 
     def take_back(self, cause: LossCause, count: int) -> None:
-        """Subtract counted losses that turned out not to be losses; the count stays at least 0."""
+        """Subtract losses that turned out to be none; the entry is removed if nothing is left."""
         self[cause] -= count
         if self[cause] <= 0:
             del self[cause]
@@ -75,7 +75,7 @@ def by_text(counts: Mapping[LossCause, int]) -> dict[LossCause, int]:
 
 
 def without_notes(counts: Mapping[LossCause, int]) -> dict[LossCause, int]:
-    """Return the counts of losses alone, sorted as by `by_text`."""
+    """Return the counts of causes that are losses, without mere notes, sorted as by `by_text`."""
     return {cause: count for cause, count in by_text(counts).items() if cause.is_loss}
 
 
@@ -87,6 +87,7 @@ _NOTES, _LAST_LINE = (frozenset(names.split()) for names in _SECTIONS["marks"].v
 
 
 def _rows(stage: Stage) -> Iterator[LossCause]:
+    """Yield the causes of a stage, in the order of losses.toml."""
     for name, sentence in _SECTIONS[stage.name.lower()].items():
         text, _, remedy = " ".join(sentence.split()).partition(" | ")
         yield LossCause(stage, name, text, remedy, name not in _NOTES, name in _LAST_LINE)

@@ -52,9 +52,9 @@ PIPE_NOTE = "perf reads a pipe: user addresses of off-cpu samples cannot be name
 
 
 class PerfScriptHandler:
-    """Handlers that perf calls. `argv` are the arguments of `convert` that follow the script's name; `--folded` and
-    standard output are the defaults, and the output may be a plain word: `-- --folded OUT`. Raise SystemExit if `argv`
-    is wrong or asks for help. No exception may leave a handler: perf would call abort(). The first one is kept and the
+    """Handlers that perf calls. `argv`: the arguments of the script, those of `convert`; `--folded` and standard output
+    are the defaults, and the output may be a plain word: `-- --folded OUT`. The constructor raises SystemExit if they
+    are wrong or ask for help. No exception may leave a handler: perf would call abort(). The first one is kept and the
     later samples are ignored; `trace_end` prints it and ends perf with a status."""
 
     def __init__(self, argv: Sequence[str]) -> None:
@@ -70,7 +70,7 @@ class PerfScriptHandler:
         return 0
 
     def process_event(self, event: Event) -> None:
-        """Keep one sample; do as little as possible, since perf calls this for each sample."""
+        """Keep the needed fields of a sample; perf calls this for each sample, so it does as little as possible."""
         try:
             if self._problem is None:
                 sample = event["sample"]
@@ -92,6 +92,7 @@ class PerfScriptHandler:
             sys.exit(status)
 
     def _profile(self) -> Profile:
+        """Return the selected samples of those that perf passed; raise FormatError if one was not understood."""
         from perf_offcpu.analysis.selection.select import select_samples
         from perf_offcpu.commands.shared.profile import selection_from_args, symbol_options
 
@@ -107,7 +108,8 @@ class PerfScriptHandler:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the script by hand, or from a perf that runs scripts as programs (7.4 on)."""
+    """Run scripts/offcpu.py outside of perf, or started by a perf that runs scripts as programs (7.4 on); return the
+    exit status."""
     from perf_offcpu.commands.convert import run
 
     return _guarded(lambda: run(_parse_arguments(argv)))
@@ -140,7 +142,7 @@ def _guarded(run: Callable[[], int]) -> int:
 
 
 def _input_of(argv: Sequence[str]) -> str | None:
-    """Return the file that a `perf script` command line reads; None for a pipe."""
+    """Return the path of the file that a `perf script` command line reads; None for a pipe."""
     name = _USUAL
     for word, following in zip(argv, [*argv[1:], ""], strict=True):
         if word == "--":
@@ -155,12 +157,13 @@ def _input_of(argv: Sequence[str]) -> str | None:
 
 
 def _perf_command_line() -> list[str]:
+    """Return the command line of this process, which inside perf is perf's."""
     with open("/proc/self/cmdline", "rb") as file:
         return [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
 
 
 def profile_of_file(path: str, samples: list[Event], options: SymbolizeOptions) -> Profile:
-    """Return the Profile of perf's samples with the tasks and mappings of its input file, which perf could open."""
+    """Return the profile of samples that perf passed, with tasks, mappings and losses of its input file `path`."""
     with PerfDataReader.open(path) as reader:
         tasks, account = read_tasks(reader)
         recording = assemble(reader, _batch(samples, reader.events, reader.counters), tasks, account)
@@ -174,7 +177,7 @@ def profile_of_file(path: str, samples: list[Event], options: SymbolizeOptions) 
 
 
 def recorded_in_pipe(samples: list[Event]) -> Recording:
-    """Return a Recording made of perf's samples alone; each thread has the last comm that perf knew."""
+    """Return a recording of samples that perf passed, without its input file; each thread has the last comm in them."""
     counters, tasks = Losses(), TaskReplay(Strings())
     specs = {event["name"]: EventSpec(unpack_attr(event["attr"]), event["name"]) for event in samples}
     events = Events(list(specs.values()), "<")
@@ -187,7 +190,7 @@ def recorded_in_pipe(samples: list[Event]) -> Recording:
 
 
 def _batch(samples: list[Event], events: Events, counters: Losses) -> Batch:
-    """Return perf's samples as a Batch, as if the decoder of files had read them."""
+    """Convert samples that perf passed to a Batch, as the decoder of files makes it, in their order."""
     number = {spec.name: row for row, spec in enumerate(events.specs)}
     raw_offcpu = {spec.name for spec in events.specs if is_offcpu(spec)}
     account = {spec.name for spec in events.specs if is_counters(spec) or is_python(spec)}  # not of perf's
@@ -203,6 +206,8 @@ def _batch(samples: list[Event], events: Events, counters: Losses) -> Batch:
 
 
 def _columns(events: list[Event], number: dict[str, int]) -> Samples:
+    """Convert samples that perf passed to columns of the model; `number`: name of an event → its evsel."""
+
     def column(key: str) -> list[int]:
         return [event[key] for event in events]
 
@@ -226,8 +231,8 @@ def _columns(events: list[Event], number: dict[str, int]) -> Samples:
 
 
 def _retyped(events: list[Event], number: dict[str, int], counters: Losses) -> tuple[Batch, Bool]:
-    """Decode raw off-cpu samples from their raw_buf, although perf from 6.16 on has re-typed them. `number`: event
-    name → evsel. Return the decoded samples, and bool[n], True for each of `events` that could be decoded."""
+    """Decode raw off-cpu samples from their raw_buf, although perf from 6.16 on has re-typed them. `number`: name of an
+    event → its evsel. Return the decoded samples, and bool[n]: True for each of `events` that could be decoded."""
     pieces = [event["raw"] + bytes(-len(event["raw"]) % 8) for event in events]
     starts = offsets_of(np.array([len(piece) for piece in pieces], np.int64))[:-1]
     counts = np.array([len(event["raw"]) for event in events], np.int64)
@@ -244,6 +249,7 @@ def _retyped(events: list[Event], number: dict[str, int], counters: Losses) -> t
 
 
 def _ordinary(events: list[Event], number: dict[str, int], offcpu: set[str]) -> Batch:
+    """Convert samples without a payload to a Batch; `offcpu`: names of the events that count off-CPU time."""
     samples = _columns(events, number)
     is_off = np.array([event["name"] in offcpu for event in events], np.bool_)
     samples.flags |= np.where(is_off, np.uint32(SampleFlag.OFFCPU), np.uint32(0))
@@ -255,7 +261,7 @@ def _ordinary(events: list[Event], number: dict[str, int], offcpu: set[str]) -> 
 
 
 def _with_markers(event: Event) -> list[int]:
-    """Return perf's callchain as words with context markers, as in a file (leaf first)."""
+    """Return the callchain of a sample that perf passed as words with context markers, leaf first, as in a file."""
     ips = [node["ip"] for node in event["chain"]]
     kernel, user = [ip for ip in ips if ip >= _KERNEL_HALF], [ip for ip in ips if ip < _KERNEL_HALF]
     words = [int(CallchainContext.KERNEL), *kernel] if kernel else []
@@ -263,7 +269,8 @@ def _with_markers(event: Event) -> list[int]:
 
 
 def name_by_perf(profile: Profile, events: list[Event]) -> Profile:
-    """Give frames without a symbol the name that perf knows, else (user frames) their address; return the profile."""
+    """Name frames without a symbol, in place, by the names that perf passed, else user frames by their address; return
+    the same profile."""
     name_of = {node["ip"]: node["sym"]["name"] for event in events for node in event["chain"] if "sym" in node}
     frames, strings = profile.frames, profile.strings
     for row in np.flatnonzero(frames.symbol == 0).tolist():
@@ -274,8 +281,8 @@ def name_by_perf(profile: Profile, events: list[Event]) -> Profile:
 
 
 def with_snapshots_of(recording: Recording, whole: Recording) -> Recording:
-    """Return the recording with the snapshots (copies of user stacks) of `whole`; samples that `whole` lacks get none.
-    Both have samples in time order; neither is changed."""
+    """Return `recording` with the snapshots (copies of user stacks) that `whole`, read from the same file, has for its
+    samples; samples that `whole` lacks get none. Both have samples in order of time."""
     samples_of_all, samples = whole.samples, recording.samples
     names, size = ("time_ns", "tid", "evsel"), len(samples_of_all)
     _, key = group(*(np.concatenate([getattr(samples_of_all, name), getattr(samples, name)]) for name in names))
@@ -287,7 +294,7 @@ def with_snapshots_of(recording: Recording, whole: Recording) -> Recording:
 
 
 def _ordinals(key: I64) -> I64:
-    """Return int64[n]: for each row the number of earlier rows with an equal key."""
+    """Return int64[n]: for each row, the number of earlier rows with an equal key."""
     order = np.argsort(key, kind="stable")
     ordinal = np.empty(len(key), np.int64)
     ordinal[order] = np.arange(len(key)) - np.searchsorted(key[order], key[order])

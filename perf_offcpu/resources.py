@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Version of the package, and the directory of the BPF sources. In a checkout (and so in an editable install) bpf/ is
-next to the package; a wheel carries it inside the package. Both are real directories: bcc hands the path to clang."""
+"""Find the version of the package and the directory of the BPF sources. In a checkout (and so in an editable install)
+bpf/ is next to the package; in a wheel it is inside the package. Both are real directories: bcc passes the path to
+clang."""
 
 import contextlib
 import json
@@ -24,25 +25,26 @@ def bpf_dir() -> "Path":
     """Return the directory of off_cpu.bpf.c and include/; raise CapabilityError if the installation lacks it."""
     from pathlib import Path
 
-    for place in (Path(PACKAGE, "bpf"), Path(PACKAGE).parent / "bpf"):
-        if (place / PROGRAM).is_file():  # direct: the package's own sources
-            return place
+    for directory in (Path(PACKAGE, "bpf"), Path(PACKAGE).parent / "bpf"):
+        if (directory / PROGRAM).is_file():  # direct: the package's own sources
+            return directory
     raise CapabilityError(f"{PROGRAM} is neither in {PACKAGE} nor next to it", "install perf-offcpu again")
 
 
 def version() -> str:
-    """Return this package's version; "unknown (not installed)" where it runs without an installation. It is read from
-    the name of the dist-info directory: importlib.metadata takes some 30 ms to import."""
-    for place in sys.path:
+    """Return the version of this package; "unknown (not installed)" if it is not installed. It is read from the name of
+    the dist-info directory: importlib.metadata takes some 30 ms to import."""
+    for directory in sys.path:
         with contextlib.suppress(OSError):
-            for name in os.listdir(place or "."):  # direct: where Python finds this package
+            for name in os.listdir(directory or "."):  # direct: where Python finds this package
                 if match := _METADATA.fullmatch(name):
                     return match[1]
     return installed_version("perf-offcpu") or "unknown (not installed)"
 
 
 def commit() -> str:
-    """Return ", commit ID" of the checkout that this package is run from, or was installed from; "" if unknown."""
+    """Return ", commit ID", of the checkout from which this package runs or was installed, to append to the version; ""
+    if not known."""
     from importlib import metadata
 
     folder = os.path.join(os.path.dirname(os.path.dirname(__file__)), ".git")
@@ -57,6 +59,7 @@ def commit() -> str:
 
 
 def _line(path: str) -> str:
+    """Return the content of a small file without blanks around it."""
     return read_regular(path, 4096).decode("ascii").strip()
 
 

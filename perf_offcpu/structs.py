@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decorators for classes with fields that cost little at import. `dataclass(frozen=True, slots=True)` writes and
-compiles six methods, about half a millisecond for each class; a command imports a hundred. These are dataclasses with
-`__init__` alone: compared and hashed by identity; mypy, not the interpreter, refuses to set a field of a frozen one."""
+"""Decorate classes with fields, at little cost at import. `dataclass(frozen=True, slots=True)` writes and compiles six
+methods, about half a millisecond for each class; a command imports a hundred. These are dataclasses with `__init__`
+alone: compared and hashed by identity; mypy, not the interpreter, refuses to set a field of a frozen one."""
 
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar, dataclass_transform
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 @dataclass_transform(eq_default=False, frozen_default=True, field_specifiers=(field,))
 def frozen(cls: type[T]) -> type[T]:
-    """Make a dataclass whose fields are not to be set after construction, which only mypy checks."""
+    """Make a dataclass whose fields must not be set after construction, which only mypy checks."""
     return mutable(cls)
 
 
@@ -24,7 +24,7 @@ def mutable(cls: type[T]) -> type[T]:
 
 
 class Closing:
-    """Base of classes with a method `close`, which ends a `with` block."""
+    """Base of context managers: the end of a `with` block calls `close`."""
 
     def close(self) -> None:
         """Release what the object holds."""

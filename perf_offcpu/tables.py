@@ -6,14 +6,14 @@ import os
 
 
 def table_of(module: str) -> str:
-    """Return the path of the table that belongs to a module. `module`: its `__file__`."""
+    """Return the path of the table that belongs to a module: its file name with .toml. `module`: its `__file__`."""
     return f"{os.path.splitext(module)[0]}.toml"
 
 
 def read_table(module: str) -> list[tuple[str, dict[str, str]]]:
-    """Return heading and entries, name → value, of each section of the table of a module; a heading may stand more than
-    once. Each entry begins a line, as `name = "text"`, `'text'` or a word, or is `'''` and lines of text up to a line
-    `'''`; no text has escapes, and a name that has blanks or brackets stands in quotes."""
+    """Read the table of a module (`__file__`): return (heading, name → value) of each section; a heading can occur
+    several times. An entry is a line `name = "text"`, `name = 'text'` or `name = word`, or begins with `name = '''` and
+    ends with a line `'''`. Texts have no escapes; names with blanks or brackets are in quotes."""
     with open(table_of(module), encoding="utf-8") as file:  # direct: a table of this package
         lines = file.read().splitlines()
     sections: list[tuple[str, dict[str, str]]] = []

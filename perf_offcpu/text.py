@@ -16,7 +16,7 @@ NO_STACK = "[no stack]"
 KERNEL_SUFFIX = "_[k]"  # flamegraph.pl --colors=chain colours frames of these two suffixes apart
 WAKER_SUFFIX = "_[w]"
 SYMBOL_SUFFIX = re.compile(r"@.*|\.(?:constprop|isra|part|cold|llvm|lto_priv)\b.*")
-"""Match the suffix of a name: a symbol version (`@GLIBC_2.2.5`), or the mark of a copy (`.cold`)."""
+"""Suffix of a symbol: a version (`@GLIBC_2.2.5`), or the mark of a copy that the compiler made (`.cold`)."""
 
 _UNSAFE = re.compile(
     "["
@@ -31,7 +31,7 @@ _LIKE_A_WEIGHT = re.compile(r"\s(?=\d+(\.\d*)?$)")
 
 
 def printable(text: str) -> str:
-    """Return the text with unsafe characters as escapes: `\\n`, `\\x1b`, `\\u202e`, `\\xff` (not UTF-8)."""
+    """Replace unsafe characters of a text by escapes: `\\n`, `\\x1b`, `\\u202e`, `\\xff` (a byte that is not UTF-8)."""
     return _UNSAFE.sub(_escape, text)
 
 
@@ -43,8 +43,8 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def frame_label(symbol: str, dso: str, address: int | None = None) -> str:
-    """Return the name of a frame: its symbol, else `[dso]`, else `[unknown]`. Where there is no symbol, the address is
-    shown as by stackcollapse-perf.pl --addrs: `[libc.so.6 <1f3a>]`."""
+    """Return the printable name of a frame: its symbol, else `[dso]`, else `[unknown]`. With an address, frames without
+    a symbol are named as by stackcollapse-perf.pl --addrs: `[libc.so.6 <1f3a>]`."""
     if symbol:
         return printable(symbol)
     name = basename(dso) or "unknown"
@@ -59,29 +59,31 @@ def basename(dso: str) -> str:
 
 
 def thread_label(comm: str, pid: int | None = None, tid: int | None = None) -> str:
-    """Return `comm`, `comm-PID` or `comm-PID/TID`, as stackcollapse-perf.pl does; `?` is an unknown id, -1."""
+    """Return `comm`, `comm-PID` or `comm-PID/TID`, printable, as stackcollapse-perf.pl does; an id of -1 becomes
+    `?`."""
     ids = "/".join(id_text(number) for number in (pid, tid) if number is not None)
     name = printable(comm) or UNKNOWN
     return f"{name}-{ids}" if ids else name
 
 
 def id_text(number: int) -> str:
-    """Return a pid, tid or CPU number as text; `?` for a negative one, which is unknown."""
+    """Format a pid, tid or CPU number; a negative one, which is unknown, becomes `?`."""
     return str(number) if number >= 0 else "?"
 
 
 def folded_field(label: str) -> str:
-    """Return a label as one field of a folded line, in which `;` separates fields, so it becomes `:`. A blank before a
-    number at the end becomes `_`: flamegraph.pl would take it for a count of a differential line."""
+    """Convert a label to a field of a folded stack: `;`, which separates fields, becomes `:`. A blank before a number
+    at the end becomes `_`: flamegraph.pl would take the number for a count of a differential line."""
     return _LIKE_A_WEIGHT.sub("_", label.replace(";", ":"))
 
 
 def folded_root(label: str) -> str:
-    """Return a comm as the first field of a folded line, blanks as `_`, a leading `#` (Perfetto's comments) escaped."""
+    """Convert a comm to the first field of a folded stack: `;` becomes `:`, blanks `_`, and a leading `#`, which begins
+    comments in Perfetto, is escaped."""
     field = label.replace(";", ":").replace(" ", "_")
     return "\\x23" + field[1:] if field.startswith("#") else field
 
 
 def for_script_element(json_text: str) -> str:
-    """Return JSON that neither ends an HTML script element nor begins a comment (HTML standard, script contents)."""
+    """Escape `<`, `>` and `&` in JSON, so that it cannot end an HTML script element or begin a comment in it."""
     return json_text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -22,29 +22,30 @@ SIZES: Final = "512K, 100M, 2G"
 
 
 def time_ns(text: str, unit: str = "") -> int | None:
-    """Return the ns of a length such as `1.5ms`, or `2` in `unit`; None for other texts, for `2` if `unit` is ""."""
+    """Parse a length of time such as `1.5ms`, or `2` in `unit`, to ns; None for other texts, also for `2` without
+    `unit`."""
     match = _TIME.fullmatch(text)
     factor = _TIMES.get(match[3] or unit) if match else None
     return None if match is None or factor is None else _product(match, factor)
 
 
 def size_bytes(text: str, unit: int = 1) -> int | None:
-    """Return the bytes of a size such as `4M`, or `4` times `unit`; None for other texts, for `4` if `unit` is 0."""
+    """Parse a size such as `4M`, or `4` (times `unit`), to bytes; None for other texts, also for `4` if `unit` is 0."""
     match = _SIZE.fullmatch(text)
     factor = 0 if match is None else _SIZES[match[3].upper()] if match[3] or match[4] else unit
     return _product(match, factor) if match and factor else None
 
 
 def _product(match: re.Match[str], factor: int) -> int:
-    """Return the number at the begin of the text times a factor, cut to a whole number."""
+    """Return the number that a pattern with _NUMBER matched times a factor, rounded down."""
     fraction = match[2] or ""
     number: int = int(match[1] or 0) * factor + int(fraction or 0) * factor // 10 ** len(fraction)
     return number
 
 
 def parse_time(option: str, value: object, unit: str, least: str = "0ns", most: str = LONGEST) -> int:
-    """Return the ns of an option's value, a text or a number of a file of options, or raise UsageError. `unit` is the
-    unit of a number without suffix, "" to require a suffix; `least` and `most` are bounds, as lengths of time."""
+    """Parse the value of an option, a text or a number of a configuration file, to ns. `unit`: of a number without
+    suffix, "" to require a suffix; `least`, `most`: bounds, as texts. Raise UsageError, which names the option."""
     bare = f"; a number alone is in {unit}" if unit else ""
     kind = f"not a length of time ({TIMES}{bare})"
     return _bounded(option, value, time_ns(_text(value), unit), kind, (least, most), time_ns)
@@ -53,21 +54,22 @@ def parse_time(option: str, value: object, unit: str, least: str = "0ns", most: 
 def parse_size(
     option: str, value: object, unit: tuple[str, int] = ("bytes", 1), least: str = "0", most: str = "1024T"
 ) -> int:
-    """Return the bytes of an option's value, a text or a number of a file of options, or raise UsageError. `unit` is
-    name and bytes of the unit of a number without suffix; `least` and `most` are bounds, as sizes."""
+    """Parse the value of an option, a text or a number of a configuration file, to bytes. `unit`: name and bytes of the
+    unit of a number without suffix; `least`, `most`: bounds, as texts. Raise UsageError, which names the option."""
     kind = f"not a size ({SIZES}; a number alone is in {unit[0]})"
     return _bounded(option, value, size_bytes(_text(value), unit[1]), kind, (least, most), size_bytes)
 
 
 def _text(value: object) -> str:
-    """Return an option's value as text; "" if it is neither a text nor a number."""
+    """Convert the value of an option to text; "" if it is neither a text nor a number."""
     if isinstance(value, float):
         return f"{value:.9f}"
     return str(value).strip() if isinstance(value, str) or type(value) is int else ""
 
 
 def _bounded(option: str, value: object, number: int | None, kind: str, bounds: tuple[str, str], parse: _Parse) -> int:
-    """Return `number`; raise UsageError if it is None (`kind` says why) or outside of `bounds`, texts for `parse`."""
+    """Return `number`, the parsed value of an option; raise UsageError if it is None, with the reason `kind`, or
+    outside of `bounds` (least, most), texts that `parse` parses."""
     subject = f"{option} {value}" if value != "" else f"{option} ''"
     if number is None:
         raise UsageError(f"{subject}: {kind}")

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from perf_offcpu.agent.config import AgentConfig
 
 _OWN: Final = ("check", "config", "duration", "quiet", "record", "takeover")
-"""Arguments that are not keys of the file, or have another form there."""
+"""Arguments that are not keys of the configuration file, or have another form there."""
 _WIDTH: Final = len("deferred callchains")  # the longest name of a part
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the verb's options."""
+    """Add the parser of this verb, with its options, to `subparsers`."""
     parser = add_verb(subparsers, "agent", usage="perf-offcpu agent [OPTIONS] [-- OPTIONS OF RECORD]")
     many = dict.fromkeys(("push", "push_header_file", "label"), {"action": "append"})
     add_options(parser.add_argument_group("where to"), "agent.output", **many)
@@ -29,12 +29,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def percent(text: str) -> float:
-    """Return the number in a percentage, with or without the sign."""
+    """Parse a percentage, with or without the sign %."""
     return float(text.removesuffix("%"))
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the verb and return the exit status."""
+    """Run the verb with the parsed arguments and return the exit status."""
     if args.check:
         return _check(args)
     from perf_offcpu.agent.agent import Agent
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    """Print a line for each part that the agent needs; return 0 if none is missing, else 1."""
+    """Print a line for each part that the agent needs (`--check`); return 0 if none is missing, else 1."""
     from perf_offcpu.agent.check import check
     from perf_offcpu.collect.doctor import State
     from perf_offcpu.commands.doctor import finding_lines
@@ -68,7 +68,7 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def config_of(args: argparse.Namespace) -> "AgentConfig":
-    """Return the configuration of a command line and its file; raise UsageError for an invalid value."""
+    """Return the configuration from the command line and its file (--config); raise UsageError for invalid values."""
     from perf_offcpu.agent.config import load_config
 
     overrides = {
@@ -91,13 +91,13 @@ _TAKEN: Final = (
 
 
 _USUAL: Final = {"event": ("-e", "none"), "mmap_pages": ("-m", "2M"), "compression_level": ("--compression-level", "0")}
-"""Argument of record → option and value that are the agent's default: no on-CPU samples, small rings, and segments,
-which are read once, as they are."""
+"""Argument of record → option and value that the agent gives by default: no on-CPU samples, small rings, no compression
+of segments, which are read once."""
 
 
 def _defaults(words: tuple[str, ...]) -> list[str]:
-    """Return the options that the agent gives to record, without those that `words` replace. Raise UsageError
-    if a word is no option of record, or an option that the agent sets itself."""
+    """Return the agent's default options of record, without those that the user's options `words` replace. Raise
+    UsageError if a word is no option of record, or an option that the agent sets itself."""
     from perf_offcpu.commands.shared.parsers import make_parsers
 
     parser = make_parsers(("record",))[1]["record"]

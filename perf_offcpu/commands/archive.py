@@ -28,14 +28,14 @@ _GZIP_LEVEL: Final = 4
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the verb's options."""
+    """Add the parser of this verb, with its options, to `subparsers`."""
     parser = add_verb(subparsers, "archive")
     add_one_input(parser)
     add_options(parser, "archive.options", directory={"default": "."})
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the verb and return the exit status."""
+    """Run the verb with the parsed arguments and return the exit status."""
     if args.unpack is not None:
         unpack(args.unpack, args.directory)
         symbols = os.path.join(args.directory, SYMBOLS)
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def pack(args: argparse.Namespace, output: str) -> "Saved":
-    """Write the archive, whole or not at all; return counts of the saved files, and which files could not be saved."""
+    """Write the archive, whole or not at all; return the number of saved files, and which files could not be saved."""
     from perf_offcpu.abi.attr import SampleType
     from perf_offcpu.archive.gather import SymbolSaver, TarStore
     from perf_offcpu.cache import DiskCache
@@ -95,7 +95,8 @@ def pack(args: argparse.Namespace, output: str) -> "Saved":
 
 
 def _add_recording(archive: tarfile.TarFile, path: str) -> None:
-    """Add the recording: a file, or the regular files of a directory. A link to the recording is followed."""
+    """Add the recording `path` to the archive: a file, or the regular files of a directory. A link to it is
+    followed."""
     if not os.path.isdir(path):  # direct: asks for the kind of what the user named
         _add_file(archive, open_regular(path), RECORDING)
         return
@@ -111,7 +112,7 @@ def _add_file(archive: tarfile.TarFile, fd: int, name: str) -> None:
 
 
 def _add_without_stacks(archive: tarfile.TarFile, path: str, output: str, search: "Search") -> None:
-    """Add the recording as `inject` writes it, without copies of user stacks."""
+    """Add the recording `path` to the archive as `inject` writes it: user stacks unwound, their copies left out."""
     from perf_offcpu.inject.header import RewriteOptions
     from perf_offcpu.inject.rewrite import rewrite
 
@@ -127,7 +128,7 @@ def _add_without_stacks(archive: tarfile.TarFile, path: str, output: str, search
 
 
 def unpack(path: str, directory: str) -> None:
-    """Unpack an archive; raise FormatError if it is damaged or a member would leave the directory."""
+    """Unpack the archive `path` into `directory`; raise FormatError if it is damaged or a member would leave it."""
     import lzma
     import zlib
 

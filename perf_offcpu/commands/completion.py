@@ -12,13 +12,13 @@ _FILES = frozenset(("FILE", "OUT", "OLD", "ARCHIVE"))
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the verb's options."""
+    """Add the parser of this verb, with its options, to `subparsers`."""
     parser = add_verb(subparsers, "completion")
     parser.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="the shell")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the verb and return the exit status."""
+    """Run the verb with the parsed arguments and return the exit status."""
     import shtab
 
     from perf_offcpu.commands.shared.parsers import VERBS, make_parsers
@@ -33,6 +33,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[Any]:
+    """Yield the arguments of a parser and of its subparsers."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for own in action.choices.values():

@@ -42,14 +42,15 @@ output unit kernel addrs title all_events diff wakers cascade objects per_thread
 critical_path svg min_share no_prefix apart from_start event comm pid tid cpu cgroup container state wait_class object
 lock time min_dur idle by
 """.split()
-"""Options that select or format samples, which queries on the dataset do instead."""
+"""Options without effect on --parquet: selection and format are a matter of queries on the dataset."""
 _Outcome = tuple[str, str, list[str] | None]
+"""Sentence on the result, messages for stderr, paths of cut recordings (None: nothing was written)."""
 _DEFAULTS: tuple[object, ...] = (None, False, "", [], "show", "thread", MIN_SHARE)
 _PARQUET = "tables of a dataset, for queries over many recordings (a directory, s3://, gs://, abfs://)"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb's options."""
+    """Add the parser of this verb, with its options, to `subparsers`."""
     parser = add_verb(subparsers, "convert")
     group = parser.add_argument_group("formats", "exactly one")
     formats = group.add_mutually_exclusive_group(required=True)
@@ -68,7 +69,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 class _Choose(argparse.Action):
-    """Argparse action that stores the format and its form."""
+    """Argparse action that stores the name of the format and its form."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: Any = None) -> None:
         namespace.format = str(option).removeprefix("--")
@@ -76,7 +77,7 @@ class _Choose(argparse.Action):
 
 
 def _form_of(format_: Format) -> dict[str, Any]:
-    """Return the arguments of `add_argument` for a format's option."""
+    """Return the keyword arguments of `add_argument` for the option of a format."""
     if not format_.forms:
         return {"nargs": 0, "help": format_.doc}
     default = format_.forms[0]
@@ -85,7 +86,7 @@ def _form_of(format_: Format) -> dict[str, Any]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the verb and return the exit status."""
+    """Run the verb with the parsed arguments and return the exit status."""
     if args.parquet is not None:
         return _write_dataset(args)
     if args.jobs is not None or args.label:
@@ -100,6 +101,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _cascade(args: argparse.Namespace) -> int:
+    """Write the graph of --cascade, and return the exit status."""
     if args.diff is not None or args.all_events or args.critical_path or args.event:
         raise UsageError("--cascade is about waits: no --diff, --all-events, --critical-path, --event")
     if args.format != "callgraph":
@@ -113,7 +115,8 @@ def _cascade(args: argparse.Namespace) -> int:
 
 
 def _chains(args: argparse.Namespace) -> int:
-    """Write the selected waits with chains of wakers; the chains may contain any thread."""
+    """Write the selected waits with chains of wakers (--wakers), and return the exit status; chains may go through
+    waits that are not selected."""
     import numpy as np
 
     from perf_offcpu.analysis.selection.select import event_rows, selected_rows
@@ -138,7 +141,8 @@ def _chains(args: argparse.Namespace) -> int:
 
 
 def _critical_path(args: argparse.Namespace) -> int:
-    """Write a critical path: as stacks, or as a track next to all threads if the format has a time axis."""
+    """Write a critical path, and return the exit status: as a track next to all threads if the format has a time axis,
+    else as stacks."""
     if args.diff is not None or args.all_events or args.waker_stack or args.wakers:
         raise UsageError("--critical-path shows one thread: no --diff, --all-events, --waker-stack, --wakers")
 
@@ -155,14 +159,15 @@ def _critical_path(args: argparse.Namespace) -> int:
 
 
 def prepared(args: argparse.Namespace, profile: Profile, options: Options) -> tuple[Profile, Options]:
-    """Return (profile of the named events' samples, options; for HTML pages with the head that `with_head` makes)."""
+    """Return the profile to write, with the samples of the chosen events, and the options, for pages with their
+    head."""
     if "sentences" in FORMATS[args.format].options:
         options = shared.with_head(options, args, profile)
     return _chosen(args, profile), options
 
 
 def convert(args: argparse.Namespace, load: Callable[[Options], tuple[Profile, Options]]) -> int:
-    """Call `load` for the Profile and completed options, write the Profile, and return the exit status."""
+    """Write the profile and options that `load` returns in the chosen format, and return the exit status."""
     format_, options = FORMATS[args.format], _options(args)
     format_.accept(options)
     if args.diff is not None and "diff" not in format_.options:
@@ -190,6 +195,7 @@ def convert(args: argparse.Namespace, load: Callable[[Options], tuple[Profile, O
 
 
 def _warn(format_: Format, output: str) -> None:
+    """Warn if the output file is larger than viewers of the format open."""
     # direct: asks for the size that is shown
     size, most = os.path.getsize(output) if os.path.isfile(output) else 0, format_.most_bytes
     if size > most > 0:
@@ -202,6 +208,7 @@ def _warn(format_: Format, output: str) -> None:
 
 
 def _chosen(args: argparse.Namespace, profile: Profile) -> Profile:
+    """Return the samples of the events that --event and --all-events choose."""
     from perf_offcpu.analysis.selection.select import select_events
     from perf_offcpu.analysis.times.wall_clock import wall_clock
 
@@ -212,7 +219,8 @@ def _chosen(args: argparse.Namespace, profile: Profile) -> Profile:
 
 
 def _options(args: argparse.Namespace) -> Options:
-    """Return the format's options. SHOW in `args.pid`, `tid`, `state` sets the option of that name, and is removed."""
+    """Return the options of the format; raise UsageError for options that exclude each other. SHOW in `args.pid`, `tid`
+    and `state` sets the option of that name, and is removed there."""
     flags: dict[str, Any] = {}
     for name in ("pid", "tid", "state"):
         values = getattr(args, name)
@@ -230,7 +238,7 @@ def _options(args: argparse.Namespace) -> Options:
 
 
 def _write_dataset(args: argparse.Namespace) -> int:
-    """Write each recording as one segment and return the exit status. One that fails is reported."""
+    """Write each recording as a segment of the dataset (--parquet); report failures, and return the exit status."""
     if meaningless := [name for name in _MEANINGLESS if getattr(args, name) not in _DEFAULTS]:
         option = {"wait_class": "class"}.get(meaningless[0], meaningless[0]).replace("_", "-")
         raise UsageError(f"--{option} means nothing to --parquet, which writes whole recordings")
@@ -267,7 +275,7 @@ def _labels(args: argparse.Namespace) -> dict[str, str]:
 
 
 def _results(work: Callable[[str], _Outcome], paths: list[str], jobs: int) -> Iterator[_Outcome]:
-    """Yield the result of `work` for each path, in the order of `paths`; several jobs run as processes."""
+    """Yield the result of `work` for each path, in order; several `jobs` run in processes."""
     if jobs == 1:
         yield from map(work, paths)
         return
@@ -286,8 +294,7 @@ def _results(work: Callable[[str], _Outcome], paths: list[str], jobs: int) -> It
 
 
 def _outcome(args: argparse.Namespace, path: str) -> _Outcome:
-    """Write one recording; return a sentence on the result, messages for stderr, and the paths of cut recordings. The
-    paths are None if nothing was written. The caller prints the texts, in the order of the recordings."""
+    """Write one recording as a segment, and return the texts for the caller to print, in the order of recordings."""
     args, messages = argparse.Namespace(**{**vars(args), "cut": []}), io.StringIO()
     try:
         with redirect_stderr(messages):
@@ -301,6 +308,7 @@ def _outcome(args: argparse.Namespace, path: str) -> _Outcome:
 
 
 def _write_segment(args: argparse.Namespace, path: str) -> str:
+    """Write one recording as a segment; return the sentence on the result."""
     from perf_offcpu.dataset.dataset import open_dataset
     from perf_offcpu.dataset.rows import host_of
     from perf_offcpu.dataset.segment import write_segment

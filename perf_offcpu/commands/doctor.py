@@ -27,13 +27,13 @@ _TITLES = {"recording": "To record", "reading": "To read and show recordings", "
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb's options."""
+    """Add the parser of this verb, with its options, to `subparsers`."""
     parser = add_verb(subparsers, "doctor")
     parser.add_argument("--json", action="store_true", help="print a JSON object instead of text")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the verb and return the exit status."""
+    """Run the verb with the parsed arguments and return the exit status."""
     from perf_offcpu.collect.doctor import examine
 
     findings = [*examine(), *examine_reading(), *examine_perf()]
@@ -62,7 +62,7 @@ def _as_text(findings: list[Finding], can_record: bool) -> str:
 
 
 def finding_lines(finding: Finding, width: int) -> list[str]:
-    """Return a finding as lines of text, with its name in `width` columns."""
+    """Format a finding as lines of text, with its name in `width` columns."""
     from perf_offcpu.text import printable
 
     lines = [f"  {finding.state:<8} {finding.part:<{width}}  {printable(finding.found)}"]
@@ -114,6 +114,7 @@ def examine_perf() -> Iterator[Finding]:
 
 
 def _python(version: tuple[int, int]) -> Finding:
+    """Examine whether perf of `version` runs scripts/offcpu.py, in its own Python or as a program."""
     from perf_offcpu.collect.doctor import Finding, State
 
     part = "scripts/offcpu.py"
@@ -133,7 +134,7 @@ def _python(version: tuple[int, int]) -> Finding:
 
 
 def embedded_python() -> str | None:
-    """Return the version ("3.11") of the Python in perf; None for a perf without Python."""
+    """Return the version ("3.11") of the Python that perf embeds; None for a perf without Python."""
     if re.search(r"libpython:\s*\[\s*OFF", _output("perf", "version", "--build-options")):
         return None
     path = shutil.which("perf")
@@ -142,7 +143,7 @@ def embedded_python() -> str | None:
 
 
 def _has_module(python: str, module: str) -> bool:
-    """Return True if a system Python finds a module: by its interpreter or, without one, by files."""
+    """Return True if the system's Python of a version can import a module: asks the interpreter, or looks for files."""
     if program := shutil.which(f"python{python}", path="/usr/bin:/usr/local/bin"):
         return "yes" in _output(program, "-c", f"import {module}; print('yes')")
     directories = ("/usr/lib/python3/dist-packages", f"/usr/local/lib/python{python}/dist-packages")

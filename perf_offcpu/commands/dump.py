@@ -9,12 +9,12 @@ from perf_offcpu.commands.shared.parsers import add_verb
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the verb's options."""
+    """Add the parser of this verb, with its options, to `subparsers`."""
     add_one_input(add_verb(subparsers, "dump"))
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the verb and return the exit status."""
+    """Run the verb with the parsed arguments and return the exit status."""
     from perf_offcpu.perfdata.dump import dump
     from perf_offcpu.perfdata.reader import PerfDataReader
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""perf-offcpu fleet: show a dataset, the recordings of many hosts, in the tables of the report."""
+"""perf-offcpu fleet: query a dataset, the recordings of many hosts, and maintain its files."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ SORT_KEYS = (
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the subverbs with their options."""
+    """Add the parser of this verb, with its subverbs and their options, to `subparsers`."""
     parser = add_verb(subparsers, "fleet", dashed_values={"--since": "--since", "--until": "--until"})
     verbs = parser.add_subparsers(dest="fleet_verb", metavar="VERB", required=True, parser_class=Parser)
 
     def add(verb: str, text: str, run: Callable[[argparse.Namespace], int], *, asks: bool = True) -> Parser:
-        """Add a subverb that queries a dataset with an engine (`asks`), or changes its files."""
+        """Add a subverb, and return its parser; `asks`: it queries the dataset, so it has the option --engine."""
         added: Parser = verbs.add_parser(verb, help=text)
         added.set_defaults(fleet_run=run)
         added.add_argument("dataset", metavar="DATASET", help=_DATASET)
@@ -99,7 +99,7 @@ def _add_output(parser: argparse.ArgumentParser, limit: int) -> None:
 
 
 def _selection(args: argparse.Namespace, now_ns: int) -> Selection:
-    """Return the selection of a command line; raise UsageError if a value is wrong."""
+    """Return the selection that the command line asks for; raise UsageError if a value is wrong."""
     from perf_offcpu.fleet.selection import Selection, parse_labels
     from perf_offcpu.fleet.selection import parse_time as parse_moment
 
@@ -125,7 +125,8 @@ def _selection(args: argparse.Namespace, now_ns: int) -> Selection:
 
 
 def _tables(args: argparse.Namespace) -> Tables:
-    """Open the dataset with its engine; UsageError if it is missing, PerfOffcpuError if the engine does not answer."""
+    """Open the dataset with the engine of --engine. Raise UsageError if it is missing, PerfOffcpuError if the engine
+    does not answer."""
     from perf_offcpu.fleet.engine import connect
     from perf_offcpu.fleet.tables import open_tables
 
@@ -140,7 +141,7 @@ def _selected(args: argparse.Namespace) -> Selected:
 
 
 def _parse_keys(texts: list[str], labels: list[str]) -> tuple[str, ...]:
-    """Return the keys of `--sort`, each once; raise UsageError unless all are in SORT_KEYS or labels of a host."""
+    """Return the keys in the values of --sort, each once; raise UsageError unless they are in SORT_KEYS or `labels`."""
     keys = split_words(texts)
     from perf_offcpu.fleet.queries import is_column
 
@@ -153,7 +154,7 @@ def _parse_keys(texts: list[str], labels: list[str]) -> tuple[str, ...]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the verb, again if files were compacted or expired meanwhile, and return the exit status."""
+    """Run the subverb, again if files were compacted or expired meanwhile, and return the exit status."""
     from perf_offcpu.fleet.engine import FileGoneError
 
     for _ in range(_ATTEMPTS - 1):
@@ -255,7 +256,7 @@ def _sql(args: argparse.Namespace) -> int:
 
 
 def _opened(path: str) -> Dataset:
-    """Open a dataset; raise UsageError for a directory without one, so that a wrong path is noticed."""
+    """Open the dataset `path` to change its files; raise UsageError for a directory that is none."""
     from perf_offcpu.dataset.dataset import open_dataset
     from perf_offcpu.dataset.schema import TABLES
 

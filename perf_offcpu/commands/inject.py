@@ -10,14 +10,14 @@ from perf_offcpu.errors import UsageError
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the verb's options."""
+    """Add the parser of this verb, with its options, to `subparsers`."""
     parser = add_verb(subparsers, "inject")
     files.add_one_input(parser)
     add_options(parser, "inject.options", output={"default": files.STDOUT})
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the verb and return the exit status."""
+    """Run the verb with the parsed arguments and return the exit status."""
     from perf_offcpu.cache import DiskCache
     from perf_offcpu.inject.header import RewriteOptions
     from perf_offcpu.inject.rewrite import rewrite

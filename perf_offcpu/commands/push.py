@@ -22,7 +22,7 @@ TARGETS = "pyroscope=URL, parca=URL or otlp=URL"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb's options."""
+    """Add the parser of this verb, with its options, to `subparsers`."""
     parser = add_verb(subparsers, "push")
     parser.add_argument("target", nargs="+", metavar="TARGET", help=TARGETS)
     group = parser.add_argument_group("push")
@@ -31,7 +31,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the verb and return the exit status."""
+    """Run the verb with the parsed arguments and return the exit status."""
     from perf_offcpu.analysis.selection.select import select_events
     from perf_offcpu.push.labels import parse_labels
     from perf_offcpu.push.opening import open_targets
@@ -49,12 +49,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _push(target: Target, sender: Sender, profile: Profile, labels: dict[str, str], limit_s: float) -> bool:
-    """Send to one target and print the result; return whether the server accepted all samples."""
+    """Push the profile to one target within `limit_s` seconds and print the result; return True if the server accepted
+    all samples."""
     from perf_offcpu.push.messages import messages
     from perf_offcpu.push.sender import PushError, send_until
 
-    def waiting(problem: RetryLater, pause: float) -> None:
-        _tell(f"{problem}; trying again in {pause:.1f} s")
+    def waiting(problem: RetryLater, pause_s: float) -> None:
+        _tell(f"{problem}; trying again in {pause_s:.1f} s")
 
     deadline = time.monotonic() + limit_s
     sent = samples = weight = rejected = 0

@@ -35,7 +35,7 @@ _OTHER_WORDS = "graph flat fractal folded function address branch percent period
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb's options."""
+    """Add the parser of this verb, with its options, to `subparsers`."""
     parser = add_verb(subparsers, "report")
     accept_without_effect(parser, "report")
     _add_output(parser)
@@ -61,7 +61,8 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def _order(text: str) -> str:
-    """Return the order of stacks in a value of perf's `-g` (`graph,0.5,callee`), or its first unknown word."""
+    """Return the order of stacks (one of _ORDERS) in a value of perf's -g, such as `graph,0.5,callee`, or its first
+    unknown word, which argparse then refuses."""
     words = text.split(",")
     orders = [word for word in words if word in _ORDERS]
     accepted = {*_ORDERS, *_OTHER_WORDS}
@@ -70,7 +71,7 @@ def _order(text: str) -> str:
 
 
 def parse_keys(texts: Iterable[str]) -> tuple[str, ...]:
-    """Return the keys in comma-separated lists, each once."""
+    """Return the sort keys in comma-separated lists, each once; raise UsageError for an unknown key."""
     keys = [_ALIASES.get(word, word) for word in shared.split_words(texts)]
     for key in keys:
         if key not in SORT_KEYS:
@@ -79,6 +80,7 @@ def parse_keys(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def _limits(args: argparse.Namespace) -> Limits:
+    """Return the numbers of rows of tables: --limit, or the defaults."""
     from perf_offcpu.report.summary import Limits
 
     return Limits(*(limit_from_args(args, rows) for rows in (_THREADS, _STACKS, _GROUPS)))
@@ -89,7 +91,7 @@ def _style(args: argparse.Namespace) -> Style:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the verb and return the exit status."""
+    """Run the verb with the parsed arguments and return the exit status."""
     views = (
         (args.html is not None, _page),
         (args.critical_path, _critical_path),
@@ -206,7 +208,8 @@ def _comparison(args: argparse.Namespace) -> int:
 
 
 def _per(text: str | None, old: Meta, new: Meta) -> Per:
-    """Return the unit of work of `--per`; by default a run if both recordings ran the same program, else a second."""
+    """Parse the value of --per to a unit of work; by default a run if both recordings ran the same program, else a
+    second."""
     from perf_offcpu.report.diff.sides import Per
 
     if text is None:
@@ -222,7 +225,7 @@ def _per(text: str | None, old: Meta, new: Meta) -> Per:
 
 
 def _program(meta: Meta) -> str:
-    """Return the program that a recording ran; "" for none, for `sleep` (no workload), and if the recording paused."""
+    """Return the program that a recording ran; "" for none, for `sleep`, which is no workload, and if it paused."""
     command = () if meta.parts else meta.cmdline
     words = command[command.index("--") + 1 :] if "--" in command else ()
     name = words[0] if words else ""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the verb's options."""
+    """Add the parser of this verb, with its options, to `subparsers`."""
     dashed = {"-F": "--fields", "--fields": "--fields"}
     parser = add_verb(subparsers, "script", epilog=_describe_fields(), dashed_values=dashed)
     accept_without_effect(parser, "script")
@@ -28,7 +28,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the verb and return the exit status."""
+    """Run the verb with the parsed arguments and return the exit status."""
     from perf_offcpu import losses
     from perf_offcpu.script.fields import choose_fields
     from perf_offcpu.script.samples import TextOptions, header_lines, write
@@ -63,6 +63,7 @@ def _profile(args: argparse.Namespace) -> "Profile":
 
 
 def _describe_fields() -> str:
+    """Return the help text on all fields."""
     lines, fields = [f"fields (default: {','.join(DEFAULT_FIELDS)}):"], PERF_FIELDS | OWN_FIELDS
     width = max(map(len, fields))
     for name, meaning in fields.items():

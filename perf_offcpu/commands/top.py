@@ -30,7 +30,7 @@ _FIRST_S: Final = 0.5  # the first interval on the screen: figures come soon
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb's options."""
+    """Add the parser of this verb, with its options, to `subparsers`."""
     usage = "perf-offcpu top [OPTIONS] [-a | -p PIDS | -t TIDS] [-u USERS] [-- COMMAND [ARGS]]"
     parser = add_verb(subparsers, "top", usage=usage)
     agent = {"nargs": "?", "const": ""}
@@ -49,7 +49,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the verb and return the exit status: that of the command; 128 + signal after a signal."""
+    """Run the verb with the parsed arguments. Return the exit status of the recorded command, 128 + signal after a
+    signal."""
     seconds = parse_time("--delay", args.delay, "s", least="100ms", most="1h") / 1e9
     for option, number, least in (("-n", args.count, 1), ("--limit", args.limit, 0)):
         if number is not None and number < least:
@@ -66,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _segments(args: argparse.Namespace, seconds: float, first_s: float) -> Segments | AgentSegments:
+    """Start a recorder, or open the spool of a running agent (--agent)."""
     words = _words(args)
     if args.agent is None:
         from perf_offcpu.top.segments import Segments
@@ -80,7 +82,7 @@ def _segments(args: argparse.Namespace, seconds: float, first_s: float) -> Segme
 
 
 def _words(args: argparse.Namespace) -> list[str]:
-    """Return the options of record that choose the target, and the command."""
+    """Return the arguments of `record` that choose the target: options, and the command."""
     chosen = (("-p", args.pid), ("-t", args.tid), ("-u", args.uid), ("--comm", args.comm))
     options = [*chosen, *(("-G", path) for path in args.cgroup)]
     words = [word for option, value in options if value is not None for word in (option, value)]
@@ -89,14 +91,14 @@ def _words(args: argparse.Namespace) -> list[str]:
 
 
 class _Ended(BaseException):
-    """Raised by a signal that ends the program: its number."""
+    """Raised by a signal that ends the program; its argument is the signal's number."""
 
 
 @contextmanager
 def _ending() -> Iterator[Callable[[Callable[[], int]], int]]:
-    """Catch SIGINT and SIGTERM during the block, so that its cleanup runs. Yield a function that calls another one and
-    returns its result, or 128 + signal. SIGHUP is not caught, because a write to a dead terminal may block for ever;
-    the recorder and its files end with the process."""
+    """Handle SIGINT and SIGTERM in the `with` block, so that its cleanup runs. Yield a function that calls its argument
+    and returns the result, or 128 + signal if a signal came. SIGHUP is not handled, because a write to a dead terminal
+    may block for ever; the recorder and its files end with the process."""
 
     def end(number: int, _frame: object) -> None:
         raise _Ended(number)
@@ -117,7 +119,7 @@ def _ending() -> Iterator[Callable[[Callable[[], int]], int]]:
 
 
 def _end_with_terminal() -> None:
-    """Start a thread that ends the process with its terminal, also where SIGHUP is ignored or not sent."""
+    """Start a thread that ends the process when its terminal hangs up, also if SIGHUP is ignored or not sent."""
     poll = select.poll()
     poll.register(1, 0)  # hangups are always reported
 
@@ -129,6 +131,7 @@ def _end_with_terminal() -> None:
 
 
 def _show(args: argparse.Namespace, segments: Segments | AgentSegments, count: int | None) -> int:
+    """Show `count` intervals (None: without end) on the full screen; return the exit status."""
     from perf_offcpu.top.interval import interval_of
     from perf_offcpu.top.screen import Source, TopApp
 
@@ -143,6 +146,7 @@ def _show(args: argparse.Namespace, segments: Segments | AgentSegments, count: i
 
 
 def _print(args: argparse.Namespace, segments: Segments | AgentSegments, count: int | None) -> int:
+    """Print `count` intervals (None: without end) as text or JSON; return the exit status."""
     import json
 
     from perf_offcpu.report.style import Style

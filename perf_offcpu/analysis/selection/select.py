@@ -150,8 +150,7 @@ def _cgroup_ids(profile: Profile, names: Sequence[str]) -> list[int]:
         below = f"{name.rstrip('/')}/"
         paths = profile.cgroups.items()
         cgroups = [cgroup for cgroup, path in paths if path == name or f"{path}/".startswith(below)]
-        if name.isascii() and name.isdigit() and int(name) in used:
-            cgroups.append(int(name))
+        cgroups += [cgroup for cgroup in used if str(cgroup) == name]
         if not cgroups:
             names_shown = ", ".join(sorted(profile.cgroups.values())[:_SHOWN_CGROUPS]) or "none has a name"
             raise UsageError(f"no cgroup '{name}' in {_source(profile)} (its cgroups: {names_shown})")

@@ -25,9 +25,9 @@ from perf_offcpu.units import parse_time
 if TYPE_CHECKING:
     from fractions import Fraction
 
-_PERCENT = r"(\d+(?:\.\d+)?)%"
+_PERCENT = r"(\d{1,99}(?:\.\d{1,99})?)%"
 _RANGE = re.compile(f"{_PERCENT}-{_PERCENT}")
-_SLICE = re.compile(f"{_PERCENT}(?:/(\\d+))?")
+_SLICE = re.compile(_PERCENT + r"(?:/(\d{1,9}))?")
 
 
 @frozen

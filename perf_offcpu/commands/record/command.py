@@ -34,7 +34,7 @@ _DEFAULT_WIDTH = 80
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the verb's options."""
+    """Add the parser of this verb, with its options, to `subparsers`."""
     usage = "perf-offcpu record [OPTIONS] [-a | -p PIDS | -t TIDS] [-u USERS] [-- COMMAND [ARGS]]"
     parser = add_verb(subparsers, "record", usage=usage)
     accept_without_effect(parser, "record")
@@ -83,7 +83,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the verb and return the exit status of the command; without one, 128 + signal after a signal, else 0."""
+    """Run the verb with the parsed arguments. Return the exit status of the recorded command; without a command, 128 +
+    signal if a signal ended the recording, else 0."""
     from perf_offcpu.collect.session import record
     from perf_offcpu.collect.targets import left_out
 
@@ -117,14 +118,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _chosen(args: argparse.Namespace) -> str:
-    """Return the options that choose tasks, as given; "" for none."""
+    """Return the options on the command line that choose tasks, as text; "" for none."""
     chosen = (("-p", args.pid), ("-t", args.tid), ("-u", args.uid), ("--comm", args.comm), ("-C", args.cpu))
     groups = (("-G", group) for group in args.cgroup)
     return printable(" ".join(f"{option} {value}" for option, value in (*chosen, *groups) if value))
 
 
 def summary_lines(summary: "Summary", verbose: bool = False) -> list[str]:
-    """Return the lines that perf record prints after a recording."""
+    """Return the lines to print after a recording, in the form of perf record; `verbose`: with times and counters."""
     megabytes = summary.file_bytes / (1 << 20)  # perf counts these
     waits = f"{summary.events(losses.SAMPLES) + summary.still_blocked} off-cpu samples"
     if summary.still_blocked:
@@ -143,8 +144,8 @@ def _bracketed(text: str) -> str:
 
 
 def keep_symbols(path: str) -> list[str]:
-    """Copy the objects with recorded addresses into the build-id cache (perf's: ~/.debug). Return lines: the number of
-    kept objects, and the objects that were not found."""
+    """Copy the files that hold recorded addresses into the build-id cache (perf's: ~/.debug). Return lines to print:
+    the number of files copied, and the files that were not found."""
     from perf_offcpu.archive.gather import DirectoryStore, SymbolSaver
     from perf_offcpu.cache import DiskCache
     from perf_offcpu.symbolize.load import load_unwound
@@ -162,6 +163,7 @@ def keep_symbols(path: str) -> list[str]:
 
 
 def _details(summary: "Summary") -> list[str]:
+    """Return the further lines of `record --verbose`: times, rings, counters, runs of BPF programs."""
     seconds = summary.recorded_ns / 1e9
     rings = f"{summary.ring_bytes >> 10} kB per CPU, {summary.ring_fullest:.0%} used at most"
     counters = ", ".join(f"{cause.name} {counter.events}" for cause, counter in summary.counters.items())
@@ -175,21 +177,21 @@ def _details(summary: "Summary") -> list[str]:
 
 
 def _say(text: str) -> None:
-    """Print a line; if its reader is gone, the recording continues to its normal end."""
+    """Print a line to stderr; if its reader is gone, do nothing, so that the recording continues to its normal end."""
     with contextlib.suppress(BrokenPipeError):
         print(text, file=sys.stderr)
 
 
 class LiveLine(Closing):
-    """Shows a status line on a terminal; other output and the end of the context remove it."""
+    """Status line on a terminal; other lines (`say`) and the end of the `with` block remove it."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
         self._shown = False
 
     def show(self, progress: str) -> None:
-        """Replace the line, cut to the terminal's width: a wrapped line cannot be removed. Nothing is written to a
-        terminal that accepts no output (Ctrl-S), because rings fill at the same time."""
+        """Replace the status line, cut to the terminal's width: a wrapped line cannot be removed. Do nothing if the
+        terminal accepts no output (Ctrl-S): the rings would fill while it blocks."""
         poll = select.poll()
         poll.register(self._out, select.POLLOUT)
         if not poll.poll(0):
@@ -217,9 +219,9 @@ _NAP_S: Final = 0.02
 
 
 def run_with_fewer_rights(work: Callable[[], None]) -> bool:
-    """Run a function in a forked process with the capabilities of READING; return whether it succeeded. --buildid-cache
-    parses files of other users. The parsing process cannot load BPF programs or modules, mount, change owners or users,
-    nor regain such rights by execve. It is no sandbox: it has CAP_SYS_PTRACE and owns the files of root."""
+    """Run a function in a forked process with the capabilities of READING; return True if it succeeded. This is for
+    --buildid-cache, which parses files of other users. The process cannot load BPF programs or modules, mount, change
+    owners or users, nor regain such rights by execve. It is no sandbox: it has CAP_SYS_PTRACE and owns root's files."""
     sys.stdout.flush()
     sys.stderr.flush()
     with warnings.catch_warnings(action="ignore"):  # Python 3.12, where other threads exist

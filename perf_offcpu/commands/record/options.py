@@ -37,7 +37,8 @@ _SWITCHES = "all_cgroups wakers waker_stacks objects object_names lock_owners bu
 
 
 def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
-    """Return the options of the recording of a command line; raise UsageError for an invalid value."""
+    """Return the options of the recording from parsed arguments; `argv`: the command line, kept in the recording. Raise
+    UsageError for an invalid value."""
     from perf_offcpu.collect.bpf.config import ShortWaits, parse_states
     from perf_offcpu.collect.control import LEAST_PERIOD, parse_control
     from perf_offcpu.collect.events.parser import DEFAULT_EVENT, parse_events
@@ -104,9 +105,9 @@ def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
 
 
 def with_rights(options: RecordOptions, *, forced: bool) -> RecordOptions:
-    """Return `options`, `unprivileged` if `forced` or if the kernel refuses BPF. Raise UsageError if `forced` and an
-    option needs BPF, CapabilityError if BPF is refused and needed, the command is set-user-ID, or /proc is of another
-    pid namespace."""
+    """Return the options, with `unprivileged` set if `forced` (--unprivileged) or if the kernel refuses BPF. Raise
+    UsageError if `forced` and an option needs BPF; CapabilityError if BPF is refused and needed, the command of an
+    unprivileged recording is set-user-ID, or /proc is of another pid namespace."""
     from perf_offcpu.collect.bpf.kernel.facts import check_privileges
 
     if os.path.realpath("/proc/self") != f"/proc/{os.getpid()}":  # direct: asks which pid this process has there
@@ -129,7 +130,7 @@ def with_rights(options: RecordOptions, *, forced: bool) -> RecordOptions:
 
 
 def setuid_program(name: str) -> str:
-    """Return the path of a command that is set-user-ID or set-group-ID for another user or group; "" for others."""
+    """Return the path of a command that is set-user-ID of another user or set-group-ID of another group, else ""."""
     path = shutil.which(name) or name
     try:
         facts = os.stat(path)  # direct: the caller's own command
@@ -161,6 +162,7 @@ def _needs_bpf(options: RecordOptions) -> str:
 
 
 def _rotation(args: argparse.Namespace) -> Rotation | None:
+    """Return when to begin new files (--switch-output); None for never."""
     from perf_offcpu.collect.options import parse_rotation
 
     _at_least("--switch-max-files", 0, args.switch_max_files)
@@ -174,6 +176,7 @@ def _rotation(args: argparse.Namespace) -> Rotation | None:
 
 
 def _compression_level(args: argparse.Namespace) -> int:
+    """Return zstd's level of compression, 0 for none; by default 1 if zstd is installed and the output is no pipe."""
     from perf_offcpu.perfdata.compressed import zstd_library
 
     if args.compression_level is None:
@@ -190,7 +193,8 @@ def _compression_level(args: argparse.Namespace) -> int:
 
 
 def _check_tracepoints(options: RecordOptions) -> None:
-    """Raise UsageError for a tracepoint if tasks are chosen: the kernel would filter it for all recorders."""
+    """Raise UsageError for a tracepoint unless the whole system is recorded: the kernel would filter it for all
+    recorders."""
     target = options.target
     chosen = not target.is_system or target.users or target.comms or target.groups
     for event in options.events:
@@ -199,7 +203,8 @@ def _check_tracepoints(options: RecordOptions) -> None:
 
 
 def _frequency(text: str | None) -> int:
-    """Return samples per second (`-F`); the kernel has a limit, which it lowers when sampling takes too long."""
+    """Parse the value of -F (Hz, `max`, or None for the default) to samples per second; raise UsageError above the
+    limit of the kernel."""
     from perf_offcpu.collect.options import DEFAULT_FREQUENCY_HZ
 
     limit = int(Path("/proc/sys/kernel/perf_event_max_sample_rate").read_text())
@@ -207,7 +212,7 @@ def _frequency(text: str | None) -> int:
         return min(DEFAULT_FREQUENCY_HZ, limit)
     if text == "max":
         return limit
-    if not text.isascii() or not text.isdigit() or not int(text):
+    if not re.fullmatch(r"0*[1-9]\d{0,999}", text, re.ASCII):
         raise UsageError(f"-F {text}: not a frequency in Hz, nor max")
     if int(text) > limit:
         raise UsageError(f"-F {text}: more than the kernel allows (kernel.perf_event_max_sample_rate is {limit})")
@@ -215,6 +220,7 @@ def _frequency(text: str | None) -> int:
 
 
 def _at_least(option: str, least: int, value: int, most: int | None = None) -> int:
+    """Return the value of an option; raise UsageError unless it is between `least` and `most`."""
     if value < least:
         raise UsageError(f"{option} {value}: at least {least}")
     if most is not None and value > most:
@@ -238,8 +244,8 @@ _MAX_PIDS: Final = 16
 
 
 def choose_stack_bytes(text: str, no_bytes: bool, target: Target, command: tuple[str, ...]) -> int:
-    """Return the size of copies of user stacks; 0: they are walked along frame pointers. `text`: the value of
-    --call-graph: auto, fp, fp,defer, cfi or cfi,BYTES."""
+    """Return the size of copies of user stacks in bytes; 0: the kernel walks stacks along frame pointers. `text`: value
+    of --call-graph (auto, fp, fp,defer, cfi or cfi,BYTES); `no_bytes`: --no-stack-bytes is given."""
     method, comma, size = text.partition(",")
     if text in ("fp", "fp,defer"):
         return 0
@@ -253,8 +259,8 @@ def choose_stack_bytes(text: str, no_bytes: bool, target: Target, command: tuple
         raise UsageError(f"--call-graph {text}: known are auto, fp, fp,defer and cfi[,BYTES]")
     if no_bytes or not _can_unwind():
         return 0
-    lacks = _file_lacks(_files_of_command(command[0])) if target.command else _process_lacks(target)
-    return DEFAULT_BYTES if lacks else 0
+    needs_copies = _lack_frame_pointers(_files_of_command(command[0])) if target.command else _process_lacks(target)
+    return DEFAULT_BYTES if needs_copies else 0
 
 
 def _can_unwind() -> bool:
@@ -270,33 +276,35 @@ def _stack_bytes(text: str) -> int:
     return (size + 7) // 8 * 8  # the kernel takes multiples of 8
 
 
-def _file_lacks(files: list[str]) -> bool:
+def _lack_frame_pointers(files: list[str]) -> bool:
+    """Return True unless code of all files keeps frame pointers; also for no files, or more than _MAX_FILES."""
     from perf_offcpu.unwind.cfi.table import keeps_frame_pointers
 
     return not files or len(files) > _MAX_FILES or not all(map(keeps_frame_pointers, files))
 
 
 def _files_of_command(name: str) -> list[str]:
-    """Return the paths of a command's program and this system's C library. A script counts as unknown: no ELF file."""
+    """Return the paths of a command's program and of this process's C library, which the program probably uses."""
     own = sorted(path for path in _mapped(os.getpid()) if re.search(r"/(libc\.so|libc\.musl|ld-musl)", path))
     return [shutil.which(name) or name, *own]
 
 
 def _process_lacks(target: Target) -> bool:
-    """Return True if a file that a process has mapped lacks frame pointers or is not read in time. Return True also for
-    threads, more than _MAX_PIDS processes and the system. A helper reads the files, which may hang."""
+    """Return True if a file that the chosen processes have mapped lacks frame pointers or cannot be read in time; also
+    for threads, for more than _MAX_PIDS processes, and for the whole system. A helper process reads the files: it may
+    hang."""
     from perf_offcpu.collect.system.helper import Helper
 
     if target.threads or not 0 < len(target.processes) <= _MAX_PIDS:
         return True
-    helper = Helper(lambda pid: _file_lacks([f"/proc/{pid}/root{path}" for path in _mapped(pid)]))
+    helper = Helper(lambda pid: _lack_frame_pointers([f"/proc/{pid}/root{path}" for path in _mapped(pid)]))
     answers = list(helper.each(target.processes))
     helper.close()
     return any(answer.value is not False for answer in answers)
 
 
 def _mapped(pid: int) -> set[str]:
-    """Return the paths of the files with code that a process has mapped; none if its mappings cannot be read."""
+    """Return the paths of the files that a process has mapped executable; none if its mappings cannot be read."""
     from perf_offcpu.collect.existing.maps import parse_maps, read_maps
 
     try:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make the analyses that follow waits from thread to thread: cascade, critical path, serialization."""
+"""Read a recording and make an analysis that follows waits from thread to thread: cascade, critical path,
+serialization."""
 
 from __future__ import annotations
 
@@ -23,8 +24,9 @@ _OTHERS = ("state", "class", "cpu", "cgroup", "container", "min_dur", "object", 
 
 
 def critical_path_from_args(args: argparse.Namespace) -> tuple[Profile, Timeline, CriticalPath]:
-    """Read all threads, and follow the path of the thread of --tid, --pid and --comm, within --time. Raise UsageError
-    if there is no such thread, or an option selects samples, which would leave gaps in the path."""
+    """Read the recording; return profile, timeline and the critical path of the thread that --tid, --pid and --comm
+    choose, within --time. Raise UsageError if there is no such thread, or an option selects samples, which would leave
+    gaps."""
     from perf_offcpu.causality.critical_path import choose_thread, critical_path, window_of
 
     refused = [name for name in _OTHERS if getattr(args, "wait_class" if name == "class" else name)]
@@ -41,6 +43,7 @@ def critical_path_from_args(args: argparse.Namespace) -> tuple[Profile, Timeline
 
 
 def _all_threads(args: argparse.Namespace, option: str) -> tuple[Profile, Timeline]:
+    """Read all waits of the recording; return profile and timeline. `option`: named in the error (`every_wait…`)."""
     from perf_offcpu.analysis.times.timeline import timeline_of
 
     profile = folded(args, every_wait_from_args(args, option))
@@ -48,9 +51,9 @@ def _all_threads(args: argparse.Namespace, option: str) -> tuple[Profile, Timeli
 
 
 def cascade_from_args(args: argparse.Namespace) -> tuple[Profile, Timeline, Cascade, Budget]:
-    """Read all threads; return profile, timeline, cascade of the chosen waits, and budgets of the chosen threads.
-    Weight passes through waits of all threads, chosen or not. --bottlenecks leaves out idle threads. Budgets are empty
-    if options choose a part of the waits of a thread."""
+    """Read the recording; return profile, timeline, the cascade of the selected waits, and the budgets of the selected
+    threads (empty if an option selects a part of a thread's waits). Weight passes through waits of all threads,
+    selected or not. For --bottlenecks, waits of idle threads are not selected."""
     from perf_offcpu.analysis.selection.select import select_samples, selected_rows
     from perf_offcpu.causality.cascade import cascade_of
     from perf_offcpu.model.recording import Budget
@@ -65,8 +68,8 @@ def cascade_from_args(args: argparse.Namespace) -> tuple[Profile, Timeline, Casc
 
 
 def serial_from_args(args: argparse.Namespace, stacks: int) -> SerialReport:
-    """Read all threads; report times in --time when few threads of --comm, --pid, --tid ran, with `stacks` stacks.
-    Raise UsageError if there is no such thread, or an option selects samples, which would leave gaps in runs."""
+    """Read the recording; return the report on the times within --time in which few threads of --comm, --pid and --tid
+    ran, with at most `stacks` stacks. Raise UsageError if there is no such thread, or an option selects samples."""
     import numpy as np
 
     from perf_offcpu.causality.critical_path import is_chosen

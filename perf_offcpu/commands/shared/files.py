@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of a verb: the one recording that it reads, and its output, which appears complete or not at all. `open_output`
-serves text and converters, `write_recording` recordings, whose writer seeks back."""
+"""Check the recordings that a verb reads, and open its output, which appears complete or not at all: by `open_output`
+for text and converters, by `write_recording` for recordings, whose writer seeks back."""
 
 import argparse
 import contextlib
@@ -33,7 +33,7 @@ def add_one_input(parser: argparse.ArgumentParser) -> None:
 
 
 class _OneInput(argparse.Action):
-    """Argparse action that stores the recording; a second one is an error."""
+    """Argparse action that stores the path of the recording; a second -i raises UsageError."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: Any = None) -> None:
         if getattr(namespace, self.dest) is not self.default:
@@ -42,9 +42,9 @@ class _OneInput(argparse.Action):
 
 
 def check_ownership(path: str, force: bool) -> None:
-    """Refuse a recording of another user, who could have prepared it, unless `--force` is given. Files of a recording
-    in a directory are checked, too. Standard input and FIFOs are accepted, as in perf (tools/perf/util/data.c,
-    open_file_read()). A missing file is reported by the reader."""
+    """Raise PerfOffcpuError for a recording (file or directory) of another user than root and the caller, who could
+    have prepared it, unless `force` is set. Standard input, FIFOs and missing files are accepted, as in perf
+    (tools/perf/util/data.c, open_file_read())."""
     if force or path == "-":
         return
     # direct: names are listed; every file is opened by `files` later, and read as a hostile one
@@ -58,8 +58,8 @@ def check_ownership(path: str, force: bool) -> None:
 
 
 def note_cut(args: argparse.Namespace, path: str, counts: Mapping[LossCause, int]) -> bool:
-    """Report on stderr that a recording with these losses is cut, or has no end; return True if so. A cut recording is
-    added to `args.cut`, a list that all copies of the command line share, for the exit status."""
+    """Print to stderr that a recording is cut or has no end, if its losses `counts` say so; return True then. The path
+    of a cut recording is added to `args.cut`, a list that all copies of `args` share, for the exit status."""
     causes = [cause for cause in losses.CUT if counts.get(cause)]
     if causes:
         reasons = "; ".join(f"{counts[cause]} {cause}" for cause in causes)
@@ -76,7 +76,7 @@ _Result = TypeVar("_Result")
 
 
 def check_distinct(inputs: Iterable[str], output: str) -> None:
-    """Raise UsageError if the output is one of the inputs, under any name."""
+    """Raise UsageError if the output is the same file as one of the inputs, perhaps under another name."""
     if output == STDOUT or not os.path.exists(output):  # direct: compares what the user named
         return
     # direct: compares what the user named
@@ -86,13 +86,13 @@ def check_distinct(inputs: Iterable[str], output: str) -> None:
 
 @contextlib.contextmanager
 def open_output(path: str, *, binary: bool, inputs: Iterable[str] = ()) -> Iterator[IO[Any]]:
-    """Yield a stream for bytes, or for text (UTF-8, `\n`); `-` is standard output.
+    """Yield a stream for bytes (`binary`) or text (UTF-8, `\n`) to a file; `-` is standard output.
 
     Text for names in `.gz` is compressed, always to the same bytes. A file gets its name, or replaces the old one, when
-    the block ends without an exception; until then it is a temporary file. A FIFO or device is written directly.
+    the `with` block ends without an exception; until then it is a temporary file. A FIFO or device is written directly.
 
-    `inputs`: recordings that the output shows; its mode lets others read it only if the modes of all inputs do. Raises
-    UsageError: bytes for a terminal, or the name of a directory; OSError: the file cannot be written."""
+    `inputs`: recordings that the output shows; its mode lets others read it only if the modes of all inputs do. Raise
+    UsageError for bytes to a terminal and for the name of a directory, OSError if the file cannot be written."""
     if path.endswith("/"):  # abspath() would drop it
         raise UsageError(f"{path}: is the name of a directory: give that of a file")
     if path.endswith(".gz") and not binary:
@@ -113,7 +113,7 @@ def open_output(path: str, *, binary: bool, inputs: Iterable[str] = ()) -> Itera
 
 
 def _mode(inputs: Iterable[str]) -> int:
-    """Return the mode of an output, before the umask: readable by others only if all `inputs` are."""
+    """Return the mode of an output file, before the umask: readable by others only if all `inputs` are."""
     mode = 0o666
     for path in inputs:
         with contextlib.suppress(OSError):  # as the standard input has none
@@ -122,8 +122,8 @@ def _mode(inputs: Iterable[str]) -> int:
 
 
 def write_recording(output: str, write: Callable[[int, str], _Result]) -> _Result:
-    """Let `write(fd, name)` write to a file that appears complete or not at all, or to standard output. Raise
-    UsageError for a terminal, RecordingError for a file that cannot be made."""
+    """Call `write(fd, name)` to write a recording to the file `output`, which appears complete or not at all, or to
+    standard output ("-"); return its result. Raise UsageError for a terminal, RecordingError if no file can be made."""
     from perf_offcpu.perfdata.write.output import AtomicFile
 
     if output == STDOUT:
@@ -137,21 +137,21 @@ def write_recording(output: str, write: Callable[[int, str], _Result]) -> _Resul
 
 
 class NamedFile(io.FileIO):
-    """FileIO whose errors, such as a full disk, carry the name that the user knows."""
+    """FileIO for writing whose errors, such as a full disk, have the file name `shown`."""
 
     def __init__(self, fd: int, shown: str) -> None:
         super().__init__(fd, "wb")
         self.shown = shown
 
     def write(self, data: "ReadableBuffer", /) -> int:
-        """Write as FileIO does."""
+        """Write as FileIO does; an OSError has the name `shown`."""
         with _errors_name(self.shown):
             return super().write(data)
 
 
 @contextlib.contextmanager
 def _errors_name(shown: str) -> Iterator[None]:
-    """Let OSErrors in the block carry `shown`, the name that the user knows."""
+    """Set the file name of OSErrors in the `with` block to `shown`."""
     try:
         yield
     except OSError as problem:
@@ -166,7 +166,8 @@ def _open(fd: int, shown: str, binary: bool) -> IO[Any]:
 
 @contextlib.contextmanager
 def _in_directory(directory: Directory, name: str, shown: str, binary: bool, mode: int) -> Iterator[IO[Any]]:
-    """Yield a stream to an existing device or FIFO, else to a file that appears whole; `shown`: its name in errors."""
+    """Yield a stream to the existing device or FIFO `name` of a directory, else to a new file that appears whole.
+    `shown`: its name in errors; `mode`: of the new file."""
     status = directory.status(name)
     if status is not None and stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), shown)
@@ -186,7 +187,8 @@ def _in_directory(directory: Directory, name: str, shown: str, binary: bool, mod
 
 @contextlib.contextmanager
 def _stdout(binary: bool) -> Iterator[IO[Any]]:
-    """Yield standard output with the encoding of files, in any locale."""
+    """Yield standard output as a stream of bytes, or of text in UTF-8 in any locale; raise UsageError for bytes to a
+    terminal."""
     out = sys.stdout
     if binary:
         if out.isatty():

@@ -48,12 +48,12 @@ _WITHOUT_EFFECT = {
     "report": "--stdio --no-children -n --show-nr-samples --show-total-period -v --verbose",
     "script": "-v --verbose",
 }
-"""Verb → options of perf that ask for what is done in any case."""
+"""Verb → options of perf that ask for its default behaviour."""
 
 
 class Parser(argparse.ArgumentParser):
-    """An argparse parser that accepts no abbreviated options and raises UsageError. `dashed_values`: options whose
-    value may begin with a dash (`-F -sym`) → their long form."""
+    """Argparse parser that accepts no abbreviated options and raises UsageError. `dashed_values`: option whose value
+    may begin with a dash (`-F -sym`) → its long form."""
 
     def __init__(self, *, dashed_values: Mapping[str, str] | None = None, **options: Any) -> None:
         self.dashed_values = dashed_values or {}
@@ -65,12 +65,12 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**options)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse as argparse does, and keep the typed words for `error`."""
+        """Parse as argparse does, and keep the words for messages."""
         self._words = list(sys.argv[1:] if args is None else args)
         return super().parse_known_args(args, namespace)
 
     def attached(self, words: Iterable[str]) -> list[str]:
-        """Return the words with `--fields=-sym` for `-F -sym`, which argparse would take for two options."""
+        """Replace `-F -sym` among the words by `--fields=-sym`, as argparse would take the former for two options."""
         result: list[str] = []
         for word in words:
             option = self.dashed_values.get(result[-1]) if result else None
@@ -81,12 +81,12 @@ class Parser(argparse.ArgumentParser):
         return result
 
     def format_help(self) -> str:
-        """Return argparse's help, followed by the text `below` that the options table has for the verb, if any."""
+        """Return argparse's help, followed by the verb's entry `below` of the options table, if it has one."""
         below = help_texts().get(self.prog.removeprefix(f"{PROGRAM} "), {}).get("below", "")
         return super().format_help() + (f"\n{below}" if below else "")
 
     def error(self, message: str) -> NoReturn:
-        """Raise UsageError with argparse's message and an option that is spelled alike."""
+        """Raise UsageError with argparse's message and a known option that is spelled like the unknown one."""
         words = self._words if "required" in message else []
         if message.startswith(unknown := "unrecognized arguments: "):
             words = [self._as_typed(word) for word in message.removeprefix(unknown).split()]
@@ -96,7 +96,8 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} ({self._instead_of(words)}see '{self.prog} --help')")
 
     def _instead_of(self, words: Iterable[str]) -> str:
-        """Return `did you mean OPTION? ` for the first unknown option of `words`; "" if no option resembles it."""
+        """Return `did you mean OPTION? ` for the first unknown option in `words` that resembles a known one, else
+        ""."""
         shown = [action for action in self._actions if action.help != argparse.SUPPRESS]
         options = [name for action in shown for name in action.option_strings if name.startswith("--")]
         unknown = (word.partition("=")[0] for word in words if word.startswith("--"))
@@ -110,28 +111,29 @@ class Parser(argparse.ArgumentParser):
 
 
 def spelled_like(word: str, names: Iterable[str]) -> str:
-    """Return `did you mean NAME? ` for the name that is spelled like a word; "" for none."""
+    """Return `did you mean NAME? ` for the one of `names` that is spelled like a word, "" for none."""
     import difflib
 
     return "".join(f"did you mean {name}? " for name in difflib.get_close_matches(word, names, 1, 0.75))
 
 
 def accept_without_effect(parser: argparse.ArgumentParser, verb: str) -> None:
-    """Add perf's options that request the default behaviour of the verb, hidden from the help."""
+    """Add options of perf that ask for the default behaviour of the verb; they are hidden from the help."""
     names = _WITHOUT_EFFECT[verb].split()
     parser.add_argument(*names, action="store_true", dest="_without_effect", help=argparse.SUPPRESS)
 
 
 @functools.cache
 def help_texts() -> dict[str, dict[str, str]]:
-    """Return the options table: verb, or `shared` → (name of an entry → its text)."""
+    """Return the options table: verb or `shared` → name of an entry → its text."""
     return dict(read_table(__file__))
 
 
 def add_verb(
     subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]", verb: str, **options: Any
 ) -> argparse.ArgumentParser:
-    """Add the parser of a verb, with help and description of the table; return it. `options`: as of Parser."""
+    """Add the parser of a verb, with the help and description of the options table, and return it. `options`: further
+    arguments of Parser."""
     texts = help_texts()[verb]
     return subparsers.add_parser(verb, help=texts["help"], description=texts["description"], **options)
 
@@ -142,7 +144,7 @@ def load_verb(verb: str) -> ModuleType:
 
 
 def make_parsers(verbs: Iterable[str]) -> tuple[Parser, dict[str, Parser]]:
-    """Return the main parser, and verb → its parser."""
+    """Make the main parser with the parsers of `verbs`; return it, and verb → its parser."""
     parser = Parser(
         prog=PROGRAM,
         usage=f"{PROGRAM} [--version [-vv]] [--traceback] VERB [OPTIONS]",
@@ -169,8 +171,8 @@ LIST: Final[dict[str, Any]] = {"action": "append", "default": []}
 def add_options(
     group: argparse._ActionsContainer, name: str, values: Mapping[str, object] | None = None, **details: dict[str, Any]
 ) -> None:
-    """Add options of the table to a parser or to a group of it. `name`: VERB.NAME there. `values`: name in braces →
-    text. `details`: first long name of an option (`no_pager`) → arguments of `add_argument` that the table lacks."""
+    """Add the options of an entry (`name`: VERB.NAME) of the options table to a parser or a group. `values`: texts for
+    names in braces; `details`: first long name of an option, as `no_pager` → further arguments of `add_argument`."""
     verb, _, name = name.partition(".")
     table = help_texts()[verb][name].format_map({**help_texts()["shared"], **(values or {})})
     for row in re.split(r"\n(?=-)", table.strip()):
@@ -186,5 +188,5 @@ def add_options(
 
 
 def duration_s(text: str | None) -> float | None:
-    """Return the seconds of a value of `--duration`; None if it is not given."""
+    """Parse the value of --duration to seconds; None if it is not given."""
     return None if text is None else parse_time("--duration", text, "s", least="1ns") / 1e9

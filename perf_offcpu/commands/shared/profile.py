@@ -28,10 +28,10 @@ SHOW = "show"  # value of an option that was given without a value (see `add_pro
 _MOST_CPUS = 1 << 16
 
 _PARTS = "time state wait_class min_dur cpu cgroup container object lock".split()
-"""Options that select a part of the samples of a thread."""
+"""Arguments that select a part of the samples of a thread."""
 _KEPT = "kallsyms vmlinux symfs buildid_dir rules event comm pid tid cpu cgroup container".split()
 _KEPT += "time state min_dur object lock".split()
-"""Options that the command in the verdict repeats."""
+"""Arguments that commands shown to the user, such as that of the verdict, repeat."""
 _OF_PATH = {"--comm", "--pid", "--tid", "--time"}  # options that name the thread and time of a critical path
 
 _OF_SYMBOLS = "kallsyms vmlinux symfs buildid_dir inline srcline force".split()
@@ -46,8 +46,8 @@ def add_profile_arguments(
     default_events: str = "off-cpu time; if none was recorded, the first event",
     showing: Mapping[str, str] | None = None,
 ) -> None:
-    """Add the options of recordings, of symbolization, named as in perf, and of the selection of samples. `showing`:
-    name of an option that may stand without a value, stored as SHOW → help on its meaning without a value."""
+    """Add the options for input, symbolization and selection of samples. `default_events`: help on the default of
+    --event; `showing`: name of an option that may be given without a value (stored as SHOW) → help on that."""
     inline = {"action": argparse.BooleanOptionalAction, "default": True}
     group = parser.add_argument_group("input")
     add_options(group, "shared.input", input={"action": "append"}, inline=inline)
@@ -65,8 +65,8 @@ def add_profile_arguments(
 
 
 def profile_from_args(args: argparse.Namespace, *, keep_ips: bool = False, **loading: bool) -> Profile:
-    """Read, symbolize and select; the Profile holds all events (see `select_events`). `keep_ips`: as of
-    SymbolizeOptions. `loading`: options of `whole_profile_from_args` and `symbolize.load.load_profile`."""
+    """Read and symbolize the recordings, and return the selected samples, of all events (see `select_events`).
+    `keep_ips`: as of SymbolizeOptions; `loading`: arguments of `whole_profile_from_args` and `load_profile`."""
     from perf_offcpu.analysis.selection.absent import absent_values
     from perf_offcpu.analysis.selection.select import select_samples
 
@@ -82,7 +82,8 @@ def profile_from_args(args: argparse.Namespace, *, keep_ips: bool = False, **loa
 def whole_profile_from_args(
     args: argparse.Namespace, *, keep_ips: bool = False, tasks: bool = False, **loading: bool
 ) -> Profile:
-    """Read and symbolize without selecting; arguments as in `profile_from_args`. `tasks`: add the samples of tasks."""
+    """Read and symbolize the recordings, and return all samples. `tasks`: also samples of tasks of event loops and
+    goroutines; other arguments as of `profile_from_args`."""
     from perf_offcpu.analysis.classes.rules_file import read_rules, usual_rules
     from perf_offcpu.symbolize.load import load_profile
 
@@ -103,8 +104,9 @@ def whole_profile_from_args(
 
 
 def every_wait_from_args(args: argparse.Namespace, option: str, instead: str = "") -> Profile:
-    """Read and symbolize without selecting, for an analysis that follows threads from wait to wait. Raise UsageError if
-    only a sample of the waits was recorded; its text names `option`, and `instead`, a remedy other than recording."""
+    """Return all samples, for an analysis that follows threads from wait to wait. Raise UsageError if only samples of
+    the waits were recorded; its text names the `option` that needs all, and `instead`, a remedy besides recording
+    again."""
     profile = whole_profile_from_args(args)
     if profile.meta.sampling:
         raise UsageError(
@@ -115,19 +117,19 @@ def every_wait_from_args(args: argparse.Namespace, option: str, instead: str = "
 
 
 def folded(args: argparse.Namespace, profile: Profile) -> Profile:
-    """Return the profile, with interpreters' frames folded if `--fold-interpreters` is given."""
+    """Return the profile with frames of interpreters folded, unless --no-fold-interpreters is given."""
     from perf_offcpu.analysis.interpreters import fold_interpreters
 
     return fold_interpreters(profile) if args.fold_interpreters else profile
 
 
 def with_input(args: argparse.Namespace, path: str) -> argparse.Namespace:
-    """Return the command line for another recording; both note cut recordings in the same list."""
+    """Return a copy of the arguments with `path` as input; it shares the list `cut` with the original."""
     return argparse.Namespace(**vars(args) | {"input": [path]})
 
 
 def inputs(args: argparse.Namespace) -> list[str]:
-    """Return the recordings that the command line names, each once."""
+    """Return the paths of the recordings to read; raise UsageError if one is given twice."""
     paths = args.input or [RECORDING]
     if twice := [path for path in paths if paths.count(path) > 1]:
         raise UsageError(f"-i {twice[0]}: the same recording is given twice")
@@ -135,7 +137,7 @@ def inputs(args: argparse.Namespace) -> list[str]:
 
 
 def selection_from_args(args: argparse.Namespace) -> Selection:
-    """Return the selection of the command line, without events."""
+    """Return the selection of samples that the command line asks for, without events."""
     from perf_offcpu.abi.task_state import STATE_NAMES
     from perf_offcpu.analysis.selection.select import Selection
     from perf_offcpu.analysis.selection.time_windows import parse_windows
@@ -158,7 +160,7 @@ def selection_from_args(args: argparse.Namespace) -> Selection:
 
 
 def symbol_options(args: argparse.Namespace) -> SymbolizeOptions:
-    """Return the options of symbolization on the command line."""
+    """Return the options of symbolization from the command line."""
     from perf_offcpu.cache import DiskCache
     from perf_offcpu.symbolize.options import SymbolizeOptions
 
@@ -170,32 +172,34 @@ def symbol_options(args: argparse.Namespace) -> SymbolizeOptions:
 
 
 def split_list(texts: Iterable[str]) -> tuple[str, ...]:
-    """Split comma-separated lists, but not within slashes: `cpu/event=0x3c,umask=1/,offcpu-time`."""
+    """Split comma-separated lists of events at commas outside of slashes: `cpu/event=0x3c,umask=1/,offcpu-time`."""
     parts = [part for text in texts for part in re.findall(r"(?:/[^/]*/|[^,/]|/)+", text)]
     return tuple(part.strip() for part in parts if part.strip())
 
 
 def split_words(texts: Iterable[str]) -> tuple[str, ...]:
-    """Return the words of comma-separated lists."""
+    """Split comma-separated lists at each comma; empty words are left out."""
     return tuple(word for text in texts for part in text.split(",") if (word := part.strip()))
 
 
 def _numbers(option: str, texts: list[str]) -> tuple[int, ...]:
+    """Parse comma-separated lists of numbers; raise UsageError, which names the option, for other texts."""
     parts = [part.strip() for text in texts for part in text.split(",")]
-    if wrong := [part for part in parts if not (part.isascii() and part.isdigit())]:
+    if wrong := [part for part in parts if not re.fullmatch(r"\d{1,1000}", part, re.ASCII)]:
         raise UsageError(f"{option}: '{wrong[0]}' is not a number")
     return tuple(map(int, parts))
 
 
 def _address(text: str) -> int:
-    """Return the number of an address in hexadecimal, with or without 0x."""
+    """Parse an address in hexadecimal, with or without 0x; raise UsageError for other texts."""
     if not re.fullmatch(r"(0x)?[0-9a-fA-F]{1,16}", text, re.ASCII):
         raise UsageError(f"--lock: '{text}' is not an address in hexadecimal; --object takes names")
     return int(text, 16)
 
 
 def _ranges(option: str, texts: list[str]) -> tuple[int, ...]:
-    """Return the numbers in comma-separated lists with ranges: `0,2-4`."""
+    """Parse comma-separated lists of CPUs with ranges, `0,2-4`; raise UsageError, which names the option, for
+    others."""
     numbers: list[int] = []
     for part in split_words(texts):
         first, dash, last = part.partition("-")
@@ -207,7 +211,7 @@ def _ranges(option: str, texts: list[str]) -> tuple[int, ...]:
 
 
 def known_words(option: str, texts: list[str], known: Iterable[str]) -> tuple[str, ...]:
-    """Return the words of comma-separated lists; raise UsageError for a word that is not in `known`."""
+    """Split comma-separated lists to words; raise UsageError for a word that is not in `known`."""
     words = split_words(texts)
     if unknown := [word for word in words if word not in known]:
         raise UsageError(f"--{option}: no {option} '{unknown[0]}' (known: {', '.join(known)})")
@@ -215,7 +219,7 @@ def known_words(option: str, texts: list[str], known: Iterable[str]) -> tuple[st
 
 
 def kept_options(args: argparse.Namespace) -> list[tuple[str, str]]:
-    """Return (option, value) of the input and selection options given, to be repeated in commands that are shown."""
+    """Return (option, value) for the given options of input and selection, for commands that are shown to the user."""
     kept = [("-i", path) for path in args.input or ()]
     for name in _KEPT:
         value = getattr(args, name)
@@ -224,13 +228,13 @@ def kept_options(args: argparse.Namespace) -> list[tuple[str, str]]:
 
 
 def whole_lives(args: argparse.Namespace) -> bool:
-    """Return True unless an option selects only a part of the samples of threads."""
+    """Return True unless an option selects a part of a thread's samples."""
     return not any(getattr(args, name) for name in _PARTS)
 
 
 def with_head(options: Options, args: argparse.Namespace, profile: Profile) -> Options:
-    """Return the options of a format with the head of a page: the verdict, and the command line's words that select the
-    samples of the page. `profile` has the selected samples of all events."""
+    """Return options of a format with the head of a page: the verdict, and the words of the command line that select
+    its samples. `profile`: the selected samples of all events."""
     from perf_offcpu.report.summary import head_of
 
     kept, path = kept_options(args), bool(getattr(args, "critical_path", False))

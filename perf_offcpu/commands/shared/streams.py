@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Standard streams: closed ones, a progress bar, a pager, and JSON documents.
+"""Handle standard streams: replace closed ones, show a progress bar, page output, print JSON documents.
 
 Python has None for a stream that was closed when the program started (`>&-`), and the next opened file gets its
 number, so that output of C code would go into a recording. So the numbers are occupied, and writing to closed
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 
 class _Closed:
+    """Base of streams that stand for closed standard output: writing raises OSError."""
+
     def writable(self) -> bool:
         return True
 
@@ -48,12 +50,12 @@ class _ClosedText(_Closed, io.TextIOBase):
 
 
 def stdout_is_closed() -> bool:
-    """Return True if standard output was closed."""
+    """Return True if standard output was closed when the program started."""
     return sys.stdout is None or isinstance(sys.stdout, _ClosedText)
 
 
 def columns() -> int:
-    """Return the terminal's columns, as shutil does, whose import costs 3 ms."""
+    """Return the terminal's width in columns, as shutil.get_terminal_size does, whose import costs 3 ms."""
     try:
         return int(os.environ.get("COLUMNS", "0")) or os.get_terminal_size(1).columns or 80
     except (ValueError, OSError):
@@ -61,7 +63,7 @@ def columns() -> int:
 
 
 def replace_closed_streams() -> None:
-    """Replace closed streams (close-on-exec): stdin is empty, writes to stdout raise OSError, to stderr are ignored."""
+    """Open closed standard streams: stdin is empty, writes to stdout raise OSError, writes to stderr are ignored."""
     if sys.stdin is None:
         os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)  # the lowest free number: 0
         sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115  as long as the program runs
@@ -79,8 +81,8 @@ _WIDTH = 20
 
 @contextlib.contextmanager
 def busy(what: str) -> Iterator[None]:
-    """Show a moving bar, the name of the work and its time so far, after the first second of the block. The remaining
-    time is unknown, so the bar moves to and fro. It is removed when the block ends."""
+    """Show on stderr, if it is a terminal, a moving bar, the work `what` and its seconds so far, from the first second
+    of the `with` block to its end. The bar moves to and fro, as the remaining time is unknown."""
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield
         return
@@ -97,6 +99,7 @@ def busy(what: str) -> Iterator[None]:
 
 
 def _show(what: str, done: Event) -> None:
+    """Draw the bar of `busy`, in a thread, until `done` is set."""
     begin = time.monotonic()
     if done.wait(_AFTER_S):
         return
@@ -110,15 +113,15 @@ def _show(what: str, done: Event) -> None:
 
 
 def bar(step: int) -> str:
-    """Return the bar at a step: a block that goes to and fro."""
-    place = abs((step + _WIDTH) % (2 * _WIDTH) - _WIDTH)
-    return f"[{' ' * place}={' ' * (_WIDTH - place)}]"
+    """Return the picture of a bar at a step: a block that moves to and fro."""
+    left = abs((step + _WIDTH) % (2 * _WIDTH) - _WIDTH)
+    return f"[{' ' * left}={' ' * (_WIDTH - left)}]"
 
 
 @contextlib.contextmanager
 def paged(wanted: bool = True) -> Iterator[TextIO]:
-    """Yield a pager's standard input if stdout is a terminal and a pager is wanted, else stdout. A pager that is closed
-    early is no error; raise BrokenPipeError if the reader of stdout went away."""
+    """Yield the standard input of a pager if stdout is a terminal and a pager is `wanted`, else stdout. A pager that is
+    closed early is no error; BrokenPipeError is raised if the reader of stdout is gone."""
     command = _pager() if wanted and sys.stdout.isatty() else ""
     if not command:
         yield sys.stdout
@@ -141,7 +144,7 @@ def paged(wanted: bool = True) -> Iterator[TextIO]:
 
 
 def _pager() -> str:
-    """Return the pager's command line; "" for no pager."""
+    """Return the command line of the pager, "" for none."""
     from shutil import which
 
     if os.environ.get("TERM", "dumb") == "dumb":
@@ -161,7 +164,7 @@ def _wait(process: subprocess.Popen[bytes]) -> None:
 
 
 def print_json(document: object, default: Callable[[Any], Any] | None = None) -> int:
-    """Print a JSON document and return the exit status. `default` converts values that JSON cannot express."""
+    """Print a JSON document and return the exit status, 0. `default`: converts values that JSON cannot express."""
     import json
 
     json.dump(document, sys.stdout, indent=1, default=default)
@@ -175,12 +178,12 @@ def print_view(
     lines: Iterable[str],
     default: Callable[[Any], Any] | None = None,
 ) -> int:
-    """Print the document if `--json` is given, else the lines, and return the exit status."""
+    """Print the JSON document that `document` makes if --json is given, else `lines`; return the exit status, 0."""
     return print_json(document(), default) if args.json else print_lines(lines, args)
 
 
 def print_lines(lines: Iterable[str], args: argparse.Namespace) -> int:
-    """Print lines, through a pager unless `--no-pager` is given, and return the exit status."""
+    """Print lines, through a pager unless --no-pager is given; return the exit status, 0."""
     with paged(not args.no_pager) as out:
         write_lines(lines, out)
     return 0
@@ -194,7 +197,8 @@ def write_lines(lines: Iterable[str], out: TextIO) -> None:
 
 
 def limit_from_args(args: argparse.Namespace, usual: int) -> int | None:
-    """Return how many rows of a table to print, None for all: by `--limit`; without it all for --json, else `usual`."""
+    """Return the number of rows to print (None: all) that --limit asks for; without it, all for --json, else `usual`.
+    Raise UsageError for a negative number."""
     if args.limit is not None and args.limit < 0:
         raise UsageError(f"--limit {args.limit}: not a number of rows, 0 for all")
     if args.limit is None:
@@ -203,7 +207,8 @@ def limit_from_args(args: argparse.Namespace, usual: int) -> int | None:
 
 
 def terminal_style(args: argparse.Namespace, *, leaf_first: bool = False, stacks: bool = True) -> Style:
-    """Return the style of tables: the unit of `--unit`; width and colours of the terminal, if it is one."""
+    """Return the style of tables: the unit of --unit, and width and colours of stdout if it is a terminal.
+    `leaf_first`, `stacks`: order of stacks, and whether they are shown."""
     from perf_offcpu.report.style import Style
 
     terminal = sys.stdout.isatty()

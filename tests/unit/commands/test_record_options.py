@@ -56,6 +56,11 @@ def test_impossible_values_name_the_option(words: str) -> None:
         options(*words.split())
 
 
+def test_more_digits_than_python_converts_are_no_frequency() -> None:
+    with pytest.raises(UsageError, match="not a frequency in Hz"):
+        options("-F", "9" * 5000)
+
+
 def test_compression_levels_are_attached_and_leave_the_command_alone() -> None:
     assert options().compression_level == 1
     assert options("-o", "-").compression_level == options("-z0").compression_level == 0

@@ -57,6 +57,9 @@ def test_parts_of_the_time_add_up_and_impossible_ids_select_nothing(capsys: pyte
     for huge in ("2147483648", "9" * 30):
         assert output(capsys, "script", "-F", "comm", *DEMO, "--pid", huge) == ""
     assert report_total(capsys, "--tid", f"29439,{'9' * 30}") == report_total(capsys, "--tid", "29439") > 0
+    for option, begin in (("--pid", ""), ("--cpu", ""), ("--cgroup", ""), ("--time", "1%/"), ("--time", "1%-")):
+        word = f"{begin}{'9' * 5000}"  # more digits than Python converts
+        assert f"'{word[:9]}" in refused(capsys, "report", *DEMO, option, word + "%" * (begin == "1%-"))
 
 
 def test_script_shows_chosen_waits_alone_and_convert_selects_states(capsys: pytest.CaptureFixture[str]) -> None:
