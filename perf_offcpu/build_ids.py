@@ -52,8 +52,7 @@ def build_id_of(fd: int) -> bytes:
 
 
 def unpack_elf_header(start: bytes) -> tuple[dict[str, Any], Order]:
-    """Unpack the header in the first bytes of an ELF file; return (fields, byte order). Raise LayoutError for
-    others."""
+    """Unpack the header in the first bytes of an ELF file to (fields, byte order); raise LayoutError for others."""
     if start[:4] != MAGIC or len(start) < 16 or start[4] not in EHDR:
         raise LayoutError("no ELF file")
     order: Order = ">" if start[5] == 2 else "<"
@@ -61,8 +60,7 @@ def unpack_elf_header(start: bytes) -> tuple[dict[str, Any], Order]:
 
 
 def program_headers(fd: int, header: dict[str, Any], order: Order) -> Iterator[dict[str, Any]]:
-    """Yield the program headers of an open ELF file, at most 256. `header`, `order`: the result of
-    `unpack_elf_header`."""
+    """Yield the program headers of an open ELF file, at most 256. `header`, `order`: of `unpack_elf_header`."""
     layout = PHDR[header["ei_class"]]
     size = layout.size()
     stride = min(max(header["e_phentsize"], size), _MAX_STRIDE)

@@ -45,8 +45,7 @@ _SUM: Final = 3  # index of the word `sum`
 
 
 class DiskCache:
-    """Cache of named sets of columns (arrays of numbers or bytes), a file each, in a directory of at most `limit`
-    bytes."""
+    """Cache of named sets of columns (arrays of numbers), a file each, in a directory of at most `limit` bytes."""
 
     def __init__(self, directory: str, limit: int = LIMIT) -> None:
         self.directory, self.limit = directory, limit
@@ -176,8 +175,7 @@ def _bytes_of(columns: Mapping[str, Array]) -> int:
 
 
 def cache_name(kind: str, build_id: bytes, *identity: object) -> str:
-    """Return the name of cached data of a kind made from a file with a build-id, `BUILDID-HASH.KIND`; `identity`: all
-    else that the data depends on."""
+    """Return the name of data made from a file, `BUILDID-HASH.KIND`; `identity`: all else that the data depends on."""
     digest = hashlib.sha256(repr((kind, build_id, identity)).encode()).hexdigest()[:24]
     return f"{build_id.hex()[:40] or 'none'}-{digest}.{kind}"
 

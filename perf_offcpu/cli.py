@@ -83,8 +83,7 @@ def _status(run: Callable[[], int]) -> int:
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
-    """Split a command line: return options before the verb, which take no values, the verb (None: none), words after
-    it."""
+    """Split a command line: return options before the verb, which take no values, the verb or None, words after it."""
     words = list(argv)
     for index, word in enumerate(words):
         if not word.startswith("-"):
@@ -158,8 +157,7 @@ _NAMELESS = {errno.ENOSPC: "standard output or a temporary file (in $TMPDIR or /
 
 
 def _explain(prefix: str, problem: PerfOffcpuError | OSError) -> int:
-    """Print an error as one line on stderr, after `prefix` and with control characters escaped; return its exit
-    status."""
+    """Print an error as one line on stderr, after `prefix`, control characters escaped; return its exit status."""
     from perf_offcpu.text import printable
 
     text = str(problem)

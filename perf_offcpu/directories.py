@@ -175,8 +175,7 @@ class Directory(Closing):
         os.symlink(target, _entry(name), dir_fd=self.fd)
 
     def subdirectory(self, path: str, *, make: bool = False) -> Self:
-        """Open the directory at a relative path below this one ("": this one), never through a link; with `make`,
-        create missing components."""
+        """Open the directory at a relative path ("": this one), never through links; `make`: create what is missing."""
         fd = os.dup(self.fd)
         try:
             for part in path.split("/") if path else ():
@@ -252,8 +251,7 @@ def _resolve(path: str, check: Callable[[str, os.stat_result, os.stat_result], N
 
 
 def _component(name: str, dir_fd: int, *, make: bool) -> int:
-    """Return an O_PATH descriptor of an entry (of a link, not of its target); with `make`, create a missing
-    directory."""
+    """Return an O_PATH descriptor of an entry (a link itself, not its target); `make`: create a missing directory."""
     try:
         return os.open(name, _HANDLE | os.O_NOFOLLOW, dir_fd=dir_fd)
     except FileNotFoundError:

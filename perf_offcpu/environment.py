@@ -42,8 +42,7 @@ def ignore_variables_of_others() -> list[str]:
 
 
 def child_environment(**changes: str) -> dict[str, str]:
-    """Return the environment for a process that this program starts, with `changes`; all but the recorded command get
-    it."""
+    """Return the environment, with `changes`, for processes that this program starts, but the recorded command."""
     return {**(_accepted() if _is_of_other() else os.environ), **changes}
 
 

@@ -117,8 +117,7 @@ def kernel_lines(text: bytes) -> list[bytes]:
 
 
 def read_bounded(fd: int, max_bytes: int, shown: str) -> bytes:
-    """Read a descriptor from its position to the end; raise FileRefusedError, which names it `shown`, for more than
-    `max_bytes`."""
+    """Read a descriptor to its end; raise FileRefusedError for more than `max_bytes`. `shown`: its name in errors."""
     content = _read_begin(fd, max_bytes + 1)
     if len(content) > max_bytes:
         raise FileRefusedError(shown, f"it is larger than {max_bytes} bytes")
@@ -145,8 +144,7 @@ def is_mostly_holes(status: os.stat_result) -> bool:
 
 
 def is_shared(status: os.stat_result) -> bool:
-    """Return True if others than the owner may write to a file. A group with the owner's number is taken for the
-    owner's own: distributions give each user a group of the same number and let it write (USERGROUPS_ENAB of
-    login.defs)."""
+    """Return True if others than the owner may write to a file. A group with the owner's number is the owner's own:
+    distributions make one for each user and let it write (USERGROUPS_ENAB of login.defs)."""
     by_group = status.st_mode & stat.S_IWGRP and status.st_gid != status.st_uid
     return bool(status.st_mode & stat.S_IWOTH or by_group)

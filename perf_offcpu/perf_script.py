@@ -108,8 +108,7 @@ class PerfScriptHandler:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run scripts/offcpu.py outside of perf, or started by a perf that runs scripts as programs (7.4 on); return the
-    exit status."""
+    """Run scripts/offcpu.py by hand, or by a perf that runs scripts as programs (7.4 on); return the exit status."""
     from perf_offcpu.commands.convert import run
 
     return _guarded(lambda: run(_parse_arguments(argv)))
@@ -269,8 +268,7 @@ def _with_markers(event: Event) -> list[int]:
 
 
 def name_by_perf(profile: Profile, events: list[Event]) -> Profile:
-    """Name frames without a symbol, in place, by the names that perf passed, else user frames by their address; return
-    the same profile."""
+    """Name frames without a symbol in place, as perf does, else user frames by their address; return the profile."""
     name_of = {node["ip"]: node["sym"]["name"] for event in events for node in event["chain"] if "sym" in node}
     frames, strings = profile.frames, profile.strings
     for row in np.flatnonzero(frames.symbol == 0).tolist():

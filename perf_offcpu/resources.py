@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find the version of the package and the directory of the BPF sources. In a checkout (and so in an editable install)
-bpf/ is next to the package; in a wheel it is inside the package. Both are real directories: bcc passes the path to
-clang."""
+bpf/ is next to the package; in a wheel it is inside the package. bcc passes its path to clang."""
 
 import contextlib
 import json
@@ -43,8 +42,7 @@ def version() -> str:
 
 
 def commit() -> str:
-    """Return ", commit ID", of the checkout from which this package runs or was installed, to append to the version; ""
-    if not known."""
+    """Return ", commit ID" of the checkout that this package runs in or was installed from; "" if not known."""
     from importlib import metadata
 
     folder = os.path.join(os.path.dirname(os.path.dirname(__file__)), ".git")

@@ -59,8 +59,7 @@ def basename(dso: str) -> str:
 
 
 def thread_label(comm: str, pid: int | None = None, tid: int | None = None) -> str:
-    """Return `comm`, `comm-PID` or `comm-PID/TID`, printable, as stackcollapse-perf.pl does; an id of -1 becomes
-    `?`."""
+    """Return `comm`, `comm-PID` or `comm-PID/TID`, printable, as stackcollapse-perf.pl; an id of -1 becomes `?`."""
     ids = "/".join(id_text(number) for number in (pid, tid) if number is not None)
     name = printable(comm) or UNKNOWN
     return f"{name}-{ids}" if ids else name

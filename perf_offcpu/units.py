@@ -22,8 +22,7 @@ SIZES: Final = "512K, 100M, 2G"
 
 
 def time_ns(text: str, unit: str = "") -> int | None:
-    """Parse a length of time such as `1.5ms`, or `2` in `unit`, to ns; None for other texts, also for `2` without
-    `unit`."""
+    """Parse a length of time such as `1.5ms`, or `2` in `unit`, to ns; None for others, also for `2` without `unit`."""
     match = _TIME.fullmatch(text)
     factor = _TIMES.get(match[3] or unit) if match else None
     return None if match is None or factor is None else _product(match, factor)

@@ -116,8 +116,7 @@ class Agent:
         return ""
 
     def lack(self) -> str:
-        """Return a sentence with the seconds of the last minute that were recorded and the main cause of gaps; "" if
-        nearly all of it was recorded."""
+        """Return how much of the last minute was recorded, and why not all, in words; "" if nearly all of it was."""
         now_ns = time.monotonic_ns()
         gaps = self.ledger.off(now_ns - LOOK_NS, now_ns)
         recorded_s, cause = (LOOK_NS - sum(gaps.values())) / 1e9, max(gaps, key=gaps.__getitem__, default=STOPPED)

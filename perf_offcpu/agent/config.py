@@ -87,8 +87,7 @@ def _read(path: str) -> dict[str, Any]:
 
 
 def make_config(values: Mapping[str, Any]) -> AgentConfig:
-    """Check values (key of KEYS → value of TOML or of the command line) and return the options; raise UsageError for
-    the first invalid one."""
+    """Check values (key of KEYS → value, of TOML or command line); return the options, or raise UsageError."""
     default = AgentConfig()
     period = values.get("off-cpu-period", f"{default.period_ns}ns")
     config = AgentConfig(
@@ -132,8 +131,7 @@ def _listen_address(values: Mapping[str, Any]) -> str:
 
 
 def default_spool() -> str:
-    """Return the usual path of the spool: below systemd's $STATE_DIRECTORY, else below the state directory of root or
-    the user."""
+    """Return the usual path of the spool: below $STATE_DIRECTORY (systemd's), else below root's or the user's own."""
     state = os.environ.get("STATE_DIRECTORY", "").partition(":")[0]
     if not state:
         home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")

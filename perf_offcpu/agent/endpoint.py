@@ -43,8 +43,7 @@ _ADDRESS: Final = re.compile(r"\[?([0-9a-fA-F.:]+?)\]?:(\d{1,5})", re.ASCII)
 
 
 def is_open_to_others(where: str) -> bool:
-    """Return True if other machines can reach the socket address `unix:PATH` or `ADDRESS:PORT`; raise UsageError for
-    any other text."""
+    """Return True if other machines can reach `unix:PATH` or `ADDRESS:PORT`; raise UsageError for any other text."""
     if where.startswith(_UNIX):
         return False
     match = _ADDRESS.fullmatch(where)
@@ -114,8 +113,7 @@ class _Client:
 class Endpoint:
     """HTTP server of /metrics and /health, in a thread, at the address `where` (`listen_at`). `metrics`: returns the
     text of /metrics; `health`: returns what fails at present, "" for nothing; `lack`: returns how the service is
-    degraded, for /health if nothing fails; `token`: must be in requests, b"" for none. Raise UsageError if it cannot
-    listen there."""
+    degraded, for /health if nothing fails; `token`: of requests, b"" none. Raise UsageError if it cannot listen."""
 
     def __init__(
         self,

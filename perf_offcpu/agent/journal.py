@@ -18,8 +18,7 @@ class Problem(str):
 
 
 def write_line(text: str) -> None:
-    """Write a sentence to stderr; if that is systemd's journal, a Problem with its severity. Raise OSError on
-    failure."""
+    """Write a sentence to stderr; to systemd's journal a Problem with its severity. Raise OSError on failure."""
     output = os.fstat(sys.stderr.fileno())
     is_journal = os.environ.get("JOURNAL_STREAM") == f"{output.st_dev}:{output.st_ino}"
     severity = _WARNING if is_journal and isinstance(text, Problem) else ""

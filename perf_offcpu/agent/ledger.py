@@ -58,8 +58,7 @@ class Origin(NamedTuple):
 
 
 class Ledger:
-    """Account of segments and gaps, kept in the file `STATE` of the spool; thread-safe. `say`: reports a failed
-    write."""
+    """Account of segments and gaps, saved in file `STATE` of the spool; thread-safe. `say`: reports a failed write."""
 
     def __init__(self, spool: Spool, boot_id: str, say: Callable[[str], None] = lambda text: None) -> None:
         self._spool, self._boot_id, self._say = spool, boot_id, say
@@ -89,16 +88,14 @@ class Ledger:
         return run_of(name) >= self._first_run
 
     def end_before(self, name: str) -> int:
-        """Return the end of the recorder's file just before the recording `name`, CLOCK_MONOTONIC ns; 0 if not
-        known."""
+        """Return the end of the recorder's file before the recording `name`, CLOCK_MONOTONIC ns; 0 if not known."""
         same_run = self.done != "" and run_of(self.done) == run_of(name)
         dropped = any(self.done < key < name for key in self._causes)
         return self._end_ns if same_run and not dropped else 0
 
     def clock_of(self, name: str, now: tuple[int, int]) -> tuple[int, int]:
         """Return the clocks (UTC, CLOCK_MONOTONIC), ns, to use for the recording `name`, which has none: `now` of the
-        first call with this name. The name of a segment depends on them, and a second delivery must use the same
-        name."""
+        first call with this name. A segment's name depends on them, and must be the same at a second delivery."""
         with self._lock:
             if name not in self._clocks:
                 self._clocks[name] = now
@@ -128,8 +125,7 @@ class Ledger:
             self._note(f"{name}{_AFTER}", cause)
 
     def mark(self, cause: str, now_ns: int | None = None) -> None:
-        """Note that from now on (`now_ns`, CLOCK_MONOTONIC) nothing is recorded because of `cause`; ON: it is
-        recorded."""
+        """Note that from now on (`now_ns`, CLOCK_MONOTONIC) nothing is recorded, by `cause`; ON: it is recorded."""
         with self._lock:
             if not self._marks or self._marks[-1].cause != cause:
                 self._marks.append(Mark(now_ns or time.monotonic_ns(), cause))
@@ -257,9 +253,8 @@ class Ledger:
         self._origins = {run: self._origins[run] for run in kept}
 
     def _cause_before(self, name: str, marked: str = "") -> str:
-        """Return the cause of the gap before the recording `name`: that of the last recording lost in the gap, else
-        `marked` (by marks, "" none), else that of the last pause in the same run, else that of the start of this
-        run."""
+        """Return the cause of the gap before the recording `name`: of the last recording lost in the gap, else `marked`
+        (by marks, "" none), else of the last pause in the same run, else of the start of this run."""
         since = [key for key in sorted(self._causes) if self.done < key < name and "." in key]
         dropped = [key for key in since if not key.endswith(_AFTER)]
         paused = [key for key in since if key.endswith(_AFTER) and run_of(key) == run_of(name)]

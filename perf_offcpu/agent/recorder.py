@@ -38,8 +38,7 @@ Said = Callable[[tuple[str, str]], None]
 
 
 def arguments_of(config: AgentConfig, period_ns: int, output: str) -> list[str]:
-    """Return the options of `record` for an agent: a sample for each `period_ns` of off-CPU time, in files whose names
-    begin with `output`."""
+    """Return the agent's options of `record`, to sample by `period_ns` of off-CPU time into files `output`SUFFIX."""
     rate = max(_LEAST_RATE, round(config.max_cpu * 100 * SAMPLES_A_SECOND))
     own = [
         *("--off-cpu-period", f"{period_ns}ns"),
@@ -57,8 +56,7 @@ class Recorder:
     the caller; `was_stopped`: it was asked to end; `is_recording`: False before it begins, in pauses and at its end."""
 
     def __init__(self, words: Sequence[str], said: Said, *, lock_fd: int = -1, run: int = 0) -> None:
-        """Start `record` with `words`, its options and command. `lock_fd`: a descriptor that it keeps open until it
-        ends, -1 none."""
+        """Start `record` with `words`, its options and command. `lock_fd`: descriptor that it keeps open, -1 none."""
         self.run, self._said = run, said
         commands, self._control = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         own = ["--until-exit", str(os.getpid()), f"--control=fd:{commands}"]

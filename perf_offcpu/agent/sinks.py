@@ -45,15 +45,13 @@ _PATIENCE_S: Final = 10.0  # time that the first answer about a lease may take; 
 
 
 class Backoff:
-    """Pauses between attempts: twice as long after each failure, up to LAST_RETRY_S; `failures`: number since a
-    success."""
+    """Pauses between attempts, doubled after each failure, up to LAST_RETRY_S; `failures`: number since a success."""
 
     def __init__(self) -> None:
         self._pause_s, self._until, self.failures = FIRST_RETRY_S, 0.0, 0
 
     def failed(self, after_s: float | None = None) -> float:
-        """Count a failure; return the seconds to wait, at least the server's `after_s` if given, at most
-        LAST_RETRY_S."""
+        """Count a failure; return the seconds to wait: at least `after_s` (of the server), at most LAST_RETRY_S."""
         pause_s = min(max(self._pause_s, after_s or 0.0), LAST_RETRY_S)
         self._pause_s = min(2 * self._pause_s, LAST_RETRY_S)
         self._until, self.failures = time.monotonic() + pause_s, self.failures + 1
@@ -70,8 +68,7 @@ class Backoff:
 
 
 class Worker(ABC):
-    """Thread that does pieces of work, which have names; it pauses after failures, and looks for work every
-    `idle_s`."""
+    """Thread that does pieces of work, which have names; pauses after failures, looks for work every `idle_s`."""
 
     rights = 0  # capabilities that the thread keeps, as bits
 
@@ -266,8 +263,7 @@ class PushSink(Worker):
         self.start()
 
     def keep(self, recording: str, profile: Profile, labels: dict[str, str] | None = None) -> int:
-        """Write the messages of a recording to the spool; return the bytes written. `labels`: of the host, None: not
-        known."""
+        """Write the messages of a recording to the spool; return the bytes written. `labels`: of the host, if known."""
         from perf_offcpu.push.labels import check_labels
         from perf_offcpu.push.messages import messages
 

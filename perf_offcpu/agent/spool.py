@@ -36,9 +36,8 @@ def run_of(name: str) -> int:
 
 
 class Spool:
-    """Directory of recordings and messages; the constructor makes it if it is missing, opens and locks it.
-    `patience_s`: longest wait for the recorder of a killed agent, which still completes its file. Raise UsageError if
-    it cannot be used."""
+    """Directory of recordings and messages, opened and locked; it is made if missing. `patience_s`: longest wait for
+    the recorder of a killed agent, which still completes its file. Raise UsageError if the directory cannot be used."""
 
     def __init__(self, path: str, patience_s: float = 30.0) -> None:
         self.path = os.path.abspath(path)

@@ -95,8 +95,7 @@ def pack(args: argparse.Namespace, output: str) -> "Saved":
 
 
 def _add_recording(archive: tarfile.TarFile, path: str) -> None:
-    """Add the recording `path` to the archive: a file, or the regular files of a directory. A link to it is
-    followed."""
+    """Add the recording `path` to the archive: a file, or the regular files of a directory. A link is followed."""
     if not os.path.isdir(path):  # direct: asks for the kind of what the user named
         _add_file(archive, open_regular(path), RECORDING)
         return

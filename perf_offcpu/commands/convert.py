@@ -115,8 +115,7 @@ def _cascade(args: argparse.Namespace) -> int:
 
 
 def _chains(args: argparse.Namespace) -> int:
-    """Write the selected waits with chains of wakers (--wakers), and return the exit status; chains may go through
-    waits that are not selected."""
+    """Write the selected waits with chains of wakers (--wakers), which may be others; return the exit status."""
     import numpy as np
 
     from perf_offcpu.analysis.selection.select import event_rows, selected_rows
@@ -141,8 +140,8 @@ def _chains(args: argparse.Namespace) -> int:
 
 
 def _critical_path(args: argparse.Namespace) -> int:
-    """Write a critical path, and return the exit status: as a track next to all threads if the format has a time axis,
-    else as stacks."""
+    """Write a critical path, as a track next to all threads if the format has times, else as stacks; return the
+    status."""
     if args.diff is not None or args.all_events or args.waker_stack or args.wakers:
         raise UsageError("--critical-path shows one thread: no --diff, --all-events, --waker-stack, --wakers")
 
@@ -159,8 +158,7 @@ def _critical_path(args: argparse.Namespace) -> int:
 
 
 def prepared(args: argparse.Namespace, profile: Profile, options: Options) -> tuple[Profile, Options]:
-    """Return the profile to write, with the samples of the chosen events, and the options, for pages with their
-    head."""
+    """Return the profile to write, with the samples of the chosen events, and the options, with a page's head."""
     if "sentences" in FORMATS[args.format].options:
         options = shared.with_head(options, args, profile)
     return _chosen(args, profile), options

@@ -125,8 +125,7 @@ def _selection(args: argparse.Namespace, now_ns: int) -> Selection:
 
 
 def _tables(args: argparse.Namespace) -> Tables:
-    """Open the dataset with the engine of --engine. Raise UsageError if it is missing, PerfOffcpuError if the engine
-    does not answer."""
+    """Open the dataset with --engine; raise UsageError if it is missing, PerfOffcpuError if the engine fails."""
     from perf_offcpu.fleet.engine import connect
     from perf_offcpu.fleet.tables import open_tables
 

@@ -208,8 +208,7 @@ def _comparison(args: argparse.Namespace) -> int:
 
 
 def _per(text: str | None, old: Meta, new: Meta) -> Per:
-    """Parse the value of --per to a unit of work; by default a run if both recordings ran the same program, else a
-    second."""
+    """Parse --per to a unit of work; default: a run if both recordings ran the same program, else a second."""
     from perf_offcpu.report.diff.sides import Per
 
     if text is None:

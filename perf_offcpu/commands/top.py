@@ -49,8 +49,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the verb with the parsed arguments. Return the exit status of the recorded command, 128 + signal after a
-    signal."""
+    """Run the verb with the parsed arguments; return the recorded command's exit status, or 128 + signal."""
     seconds = parse_time("--delay", args.delay, "s", least="100ms", most="1h") / 1e9
     for option, number, least in (("-n", args.count, 1), ("--limit", args.limit, 0)):
         if number is not None and number < least:

@@ -34,8 +34,7 @@ class Details:
 
 
 def details_of(profile: Profile, wakeups: Wakeups, waits: Waits | None = None) -> Details:
-    """Describe all samples of a profile in words. `waits`: the result of `classify(profile)`, if there is one
-    already."""
+    """Describe all samples of a profile in words. `waits`: `classify(profile)`, if it was called already."""
     samples, waits = profile.samples, waits or classify(profile)
     state = state_codes(samples)
     no_syscall = samples.syscall == SYSCALL_NONE

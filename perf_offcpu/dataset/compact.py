@@ -114,9 +114,8 @@ def _compact_folder(dataset: Dataset, table: str, folder: str) -> Compacted | No
 
 
 def compact_host(dataset: Dataset, hour: int, host_id: str, boot_id: str) -> Compacted:
-    """Merge the files that a host wrote in one boot into an hour (number since 1970). No note of the merged segments is
-    kept, so they must not be delivered again. Raise PerfOffcpuError if another process compacts, or a file is
-    damaged."""
+    """Merge the files that a host wrote in one boot into an hour (number since 1970). No note of the segments is kept:
+    they must not be delivered again. Raise PerfOffcpuError for a damaged file, or if another process compacts."""
     is_own, total = segments_of(host_id, boot_id).fullmatch, Compacted()
     with dataset.store.locked():
         for table in TABLES:
@@ -201,8 +200,7 @@ def _by_host(dataset: Dataset, table: str, folder: str, inputs: list[_Input]) ->
 
 
 def _hosts(dataset: Dataset, table: str, folder: str, part: _Input) -> Iterator[tuple[str, Any]]:
-    """Yield (host_id, its rows as a pyarrow table) of a compacted file, ascending; a host can come several times, each
-    time with further rows."""
+    """Yield (host_id, pyarrow table of its rows) of a compacted file, ascending; a host can come again with others."""
     pc = imported("pyarrow.compute")
     for rows in _read(dataset, table, folder, part.name):
         ends = pc.run_end_encode(rows["host_id"].combine_chunks().cast("string"))
@@ -262,8 +260,7 @@ class Expired:
 
 
 def expire(dataset: Dataset, before_ns: int) -> Expired:
-    """Remove the files of hours that ended by `before_ns` (ns since 1970, UTC); raise PerfOffcpuError if another
-    process has the lock."""
+    """Remove the files of hours that ended by `before_ns` (UTC). Raise PerfOffcpuError if another process compacts."""
     done, store = Expired(), dataset.store
     with store.locked():
         for table in _ORDER:

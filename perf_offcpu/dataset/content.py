@@ -42,8 +42,7 @@ class Content:
     frames: dict[str, Any]  # columns of table `frames`, ascending by frame_id
 
     def of_stacks(self, ids: I64) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the columns of tables `stacks` and `frames` for the stack ids `ids`, in any order; id 0 is no
-        stack."""
+        """Return the columns of tables `stacks` and `frames` for stack ids in any order; id 0 is no stack."""
         import pyarrow as pa
 
         ids = distinct(ids)

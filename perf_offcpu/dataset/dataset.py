@@ -33,8 +33,7 @@ _LONGEST = 60
 
 
 def folder_of(hour: int) -> str:
-    """Return the folder of an hour (number since 1970, UTC), `date=2026-11-22/hour=14`; raise PerfOffcpuError after
-    2199."""
+    """Return the folder of an hour (number since 1970), `date=2026-11-22/hour=14`; raise PerfOffcpuError after 2199."""
     if not 0 <= hour < _LAST_HOUR:
         raise PerfOffcpuError("times are not between 1970 and 2200: the recording's clocks are damaged")
     time = _EPOCH + datetime.timedelta(hours=hour)
@@ -126,8 +125,8 @@ class Dataset:
         return self.store.url
 
     def folders(self, table: str, begin_ns: int | None = None, end_ns: int | None = None) -> Iterator[tuple[int, str]]:
-        """Yield (hour since 1970, folder) for a table's hours that overlap [begin_ns, end_ns) (ns since 1970, UTC;
-        None: open), in order of time."""
+        """Yield (hour since 1970, folder), by time, for a table's hours that overlap [begin_ns, end_ns) (UTC; None:
+        open)."""
         first = 0 if begin_ns is None else begin_ns // HOUR_NS
         last = _LAST_HOUR if end_ns is None else (end_ns - 1) // HOUR_NS
         for date in self.store.names(table):
@@ -161,8 +160,7 @@ class Dataset:
         return [file for file in files if file not in held]
 
     def held(self, folder: str, files: Iterable[str], names: list[str]) -> set[str]:
-        """Return the names of files that were merged into a compacted file among `files`. `names`: all in the
-        folder."""
+        """Return the names of files merged into a compacted file among `files`. `names`: all in the folder."""
         return {name for file in filter(COMPACTED.fullmatch, files) for name in self.held_by(folder, file, names)}
 
     def held_by(self, folder: str, compacted: str, names: list[str]) -> list[str]:
@@ -184,7 +182,6 @@ class Dataset:
 
 
 def open_dataset(url: str, *, make: bool = False) -> Dataset:
-    """Open a dataset by path or URL (s3://…, gs://…, abfs://…). A missing local one is made by `make`, else
-    UsageError."""
+    """Open a dataset by path or URL (s3://…, gs://…, abfs://…). `make`: make a missing local one, else UsageError."""
     imported("pyarrow")  # now: an agent that cannot write has recorded for nothing
     return Dataset(open_store(url, make=make))

@@ -99,9 +99,8 @@ def to_parquet(table: str, columns: Mapping[str, ColumnData]) -> Any:
 
 
 def check_version(file: Any, shown: str) -> None:
-    """Raise PerfOffcpuError, which names the file as `shown`, if it is damaged or of another version of the schema. A
-    file without a version is accepted, since another program may have rewritten it: `fleet.tables` checks its
-    columns."""
+    """Raise PerfOffcpuError for a damaged file or one of another version of the schema; `shown`: its name. A file
+    without version is accepted, since another program may have rewritten it: `fleet.tables` checks its columns."""
     version = _version_of(_opened(file, shown))
     if version not in ("", str(VERSION)):
         raise PerfOffcpuError(wrong_version(shown, version))
@@ -128,8 +127,7 @@ def _opened(file: Any, shown: str, dictionaries: Sequence[str] = ()) -> Any:
 
 @contextlib.contextmanager
 def refused(shown: str) -> Iterator[None]:
-    """Turn pyarrow's exceptions in the `with` block (damage, wrong columns, nulls) into one PerfOffcpuError, which
-    names the file as `shown`."""
+    """Turn pyarrow's exceptions on a file (named `shown`) in the `with` block into PerfOffcpuError."""
     try:
         yield
     except (imported("pyarrow").ArrowException, ValueError, KeyError) as problem:

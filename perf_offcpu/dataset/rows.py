@@ -154,8 +154,7 @@ def _known(texts: Texts) -> Texts:
 
 
 def _containers(cgroups: Texts, names: Mapping[str, ContainerNames]) -> dict[str, Texts]:
-    """Return the columns on containers: the id in the path of the control group (the innermost of nested containers),
-    and the names of that id."""
+    """Return the columns on containers: id, from the control group's path (the innermost of several), and its names."""
     ids_in_path = [_CONTAINER.findall(path) for path in cgroups.texts]
     ids = [ids_of_path[-1] if ids_of_path else "" for ids_of_path in ids_in_path]
     named_ids = [names.get(id_, ContainerNames()) for id_ in ids]
@@ -216,8 +215,7 @@ def gap_columns(gaps: Sequence[Gap], host: Host) -> dict[str, Any]:
 
 
 def host_columns(profile: Profile, host: Host, offset_ns: int, parts: Spans) -> dict[str, Any]:
-    """Return the columns of table `hosts`: a row for each recorded time (begin, end) in `parts`. `offset_ns`: UTC minus
-    the recording's clock."""
+    """Return the columns of table `hosts`: a row for each recorded time in `parts`. `offset_ns`: as of `Span`."""
     import pyarrow as pa
 
     number = len(parts)

@@ -109,8 +109,7 @@ class Engine:
         }
 
     def sql(self, text: str) -> dict[str, list[Any]]:
-        """Run a query in the engine's own SQL; return column name → values, {} if it has no result; raise
-        EngineError."""
+        """Run a query in the engine's SQL; return column name → values, {} without a result; raise EngineError."""
         with self.asked():
             if self.name == "duckdb":  # Ibis 12 asks DuckDB 2 for a function that is gone
                 result = self.backend.con.sql(text)

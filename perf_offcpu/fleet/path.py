@@ -123,8 +123,7 @@ class _Follower:
         self.uncertain = 0.0
 
     def begin(self, wait: Wait, step_ns: int) -> Window:
-        """Return the window of a drawn wait; it stands for at least `step_ns`, as `drawn` keeps one of several
-        waits."""
+        """Return the window of a wait, which stands for at least `step_ns`, as `drawn` keeps one of several waits."""
         scale = wait.scale * max(step_ns / wait.weight_ns, 1)
         facts = wait.clock, wait.ends, wait.object, wait.begin_ns, wait.woken_ns, scale
         return Window(self._threads(wait), printable(wait.network), (), *facts)
@@ -199,8 +198,7 @@ class _Follower:
                 yield _Part(window, wait.wait_class, wait.object, blocked)
 
     def _at_peer(self, window: Window, peer: Wait, offset_ns: int) -> Window:
-        """Return a window moved to the peer's clock (by `offset_ns`) and its ends of the connection, with the peer
-        appended to `peers`."""
+        """Return a window by the peer's clock (+ `offset_ns`) and ends of the connection, with the peer appended."""
         return replace(
             window,
             peers=(*window.peers, self._threads(peer)),
@@ -278,8 +276,7 @@ def _of_all_objects(followed: FleetPath) -> list[tuple[Step, Counter[str]]]:
 
 
 def _first_sentence(followed: FleetPath, step: Step, objects: Counter[str]) -> str:
-    """Return the sentence on the largest `step` and on the object with most of its time; `objects`: its ns by
-    object."""
+    """Return the sentence on the largest `step` and the object with most of its time (`objects`: ns by object)."""
     (object_, most), *_ = objects.most_common(1)
     others = " and others" if any(other.threads != step.threads for other, _ in followed.steps) else ""
     share = f"{round(100 * objects.total() / followed.weight)} % of {hours(followed.weight)}"

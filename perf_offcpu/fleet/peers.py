@@ -212,8 +212,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _nearest(waits: Sequence[Wait], times: Sequence[int], ns: int) -> tuple[Wait, int]:
-    """Return the wait whose time in `times` (sorted, one for each wait) is nearest to `ns`, and that time minus
-    `ns`."""
+    """Return the wait whose time in `times` (sorted, of each wait) is nearest to `ns`, and that time minus `ns`."""
     after = bisect_left(times, ns)
     index = min(range(max(after - 1, 0), min(after + 1, len(times))), key=lambda index: abs(times[index] - ns))
     return waits[index], times[index] - ns

@@ -50,8 +50,7 @@ def unit_of(events: Iterable[str]) -> str:
 
 
 def profile_of(tables: Tables, groups: Mapping[str, Sequence[Any]], title: str) -> Profile:
-    """Make a profile of columns (KEYS, weight, waits, first_ns), a sample for each row; raise UsageError if the sum of
-    weights reaches 2^62."""
+    """Make a profile of columns (KEYS, weight, waits, first_ns), a sample a row; UsageError if weights sum to 2^62."""
     if sum(groups["weight"]) >= _MOST:
         raise UsageError(
             "the selected time is more than a picture can hold (146 years of waiting): "
@@ -80,9 +79,8 @@ def profile_of(tables: Tables, groups: Mapping[str, Sequence[Any]], title: str) 
 def tree_of(
     tables: Tables, comms: Sequence[str], stacks: Sequence[int], first_ns: Sequence[int], marks: Sequence[int]
 ) -> PathTree:
-    """Return the call tree of n stacks, root: comms, then functions; its samples are the n rows. `stacks`: ids;
-    `first_ns`: time of any sample with the stack, as the folder of its hour holds the frames; `marks`: flags in
-    MARKS."""
+    """Return the call tree of n stacks (ids) below their comms; its samples are the n rows. `first_ns`: time of any
+    sample with the stack, as the folder of its hour holds the frames; `marks`: flags in MARKS."""
     rows = len(stacks)
     groups: dict[str, Sequence[Any]] = {"comm": comms, "stack": stacks, "first_ns": first_ns, "marks": marks}
     groups |= {"event": [EVENT_NAME] * rows, "weight": [0] * rows, "waits": [0] * rows}

@@ -49,8 +49,8 @@ class Tables:
         return self.opened[name]
 
     def _check_columns(self, name: str, schema: Any) -> None:
-        """Raise UsageError unless `schema`, that of the table's first file, has the columns of TABLES; engines compare
-        the other files with it."""
+        """Raise UsageError unless `schema` has the columns of TABLES. It is the first file's; engines compare
+        others."""
         import ibis
 
         for column in TABLES[name]:

@@ -33,8 +33,7 @@ class LongWait:
 
 
 def longest_waits(selected: Selected, limit: int | None) -> list[LongWait]:
-    """Return at most `limit` single waits (None: 2^20), the longest first; sums of waits are left out. Raise UsageError
-    if other events are selected."""
+    """Return the `limit` (None: 2^20) longest waits, without sums; raise UsageError if other events are selected."""
     import ibis
 
     if selected.selection.events != (EVENT_NAME,):

@@ -51,8 +51,7 @@ class RewriteOptions:
 
 
 def is_raw_offcpu(spec: EventSpec) -> bool:
-    """Return True if an evsel's samples are raw off-cpu samples (bpf-output) that can be re-typed: no field is
-    missing."""
+    """Return True if an evsel has raw off-cpu samples (bpf-output) with all fields that re-typing needs."""
     is_raw = spec.attr.config == SoftwareConfig.BPF_OUTPUT and spec.attr.sample_type & _NEEDED == _NEEDED
     return is_raw and is_offcpu(spec)
 

@@ -60,10 +60,9 @@ _TASK_TYPES = frozenset[int]({RecordType.COMM, RecordType.FORK, RecordType.EXIT}
 
 
 def rewrite(path: str, out_fd: int, out_path: str, options: RewriteOptions | None = None) -> Rewritten:
-    """Rewrite the recording at `path` ("-": standard input) and return the counts of changes. `out_fd`: an empty,
-    seekable file, or any descriptor for the pipe form; the caller closes it. `out_path`: its name, for messages. Raise
-    FormatError if the input is no perf.data (damage inside is counted), RecordingError if the output cannot be
-    written."""
+    """Rewrite the recording at `path` ("-": standard input); return the counts of changes. `out_fd`: an empty, seekable
+    file, or any descriptor for the pipe form, left open; `out_path`: its name, for messages. Raise FormatError if the
+    input is no perf.data (damage inside is counted), RecordingError if the output cannot be written."""
     options, counters, waits = options or RewriteOptions(), Losses(), None
     with PerfDataReader.repeatable(path) as again:
         survey = Survey(again(), options.switches)
@@ -141,8 +140,7 @@ class TimedRecords:
         self._done = self._highest = 0
 
     def inserted(self, chunk: Chunk) -> Chunk:
-        """Return a chunk with the records inserted that go before its FINISHED_ROUNDs; call it for each chunk in
-        turn."""
+        """Return a chunk with records inserted before its FINISHED_ROUNDs; to be called for each chunk in turn."""
         if self._records is None or self._done == len(self._times):
             return chunk
         rounds = np.flatnonzero(chunk.types == RecordType.FINISHED_ROUND)
@@ -197,8 +195,7 @@ class _Rewriter:
         return stages
 
     def _unwinder(self) -> Unwinder | None:
-        """Return the unwinder of copies of user stacks; None if there are no copies, they are not to be unwound, or the
-        machine is unknown."""
+        """Return the unwinder of copies of user stacks; None without copies, `options.search`, or a known machine."""
         tasks, search = self.survey.tasks, self.options.search
         arch = recorded_arch(self.features, self.recorded.specs)
         if search is None or arch not in MACHINES or not any(map(has_stacks, self.recorded.specs)):

@@ -141,8 +141,7 @@ class SampleRewriter:
             yield batch.samples.time_ns, samples
 
     def _read(self, chunk: Chunk, rows: I64, number: int) -> SampleBatch:
-        """Return the samples in `rows` of a chunk, of evsel `number`, that fit their layout; count others as
-        BAD_SAMPLE."""
+        """Return the samples in `rows`, of evsel `number`, that fit their layout; count others as BAD_SAMPLE."""
         spec, miscs = self.events.specs[number], chunk.miscs[rows]
         columns = sample_columns(chunk, rows, spec, self.events.order)
         samples = model_samples(columns, spec, number, miscs)
@@ -163,8 +162,7 @@ class SampleRewriter:
 
     def _written(self, batch: SampleBatch, number: int) -> tuple[SampleBatch, Chunk]:
         """Take samples through all stages; return those that could be written, and their records. A sample too large
-        for a record (user stacks of 64 KB) loses the user part of its callchain; if it is still too large, it is left
-        out. Both are counted."""
+        for a record (user stacks of 64 KB) loses the user part of its callchain, or is left out; both are counted."""
         shape = self.shapes[number]
         if "callchain" in batch.columns.arrays:
             own = batch.columns.arrays["callchain"]

@@ -134,13 +134,11 @@ class StackUnwinder:
         snapshots, samples, callers = late.release()
         spaces = tasks.attribute(samples).space
         self._callers, self._of_callers = CallerRows(), unwinder.unwind_all(snapshots, spaces, 0, Losses())
-        """`_callers`: caller number → row in `_of_callers`, the user callchains unwound from copies with that
-        number."""
+        """`_callers`: caller number → row in `_of_callers`: user callchain unwound from the copy with that number."""
         self._callers.note(callers, np.arange(len(callers)))
 
     def __call__(self, batch: SampleBatch) -> SampleBatch:
-        """Return the batch with unwound user callchains; a sample that refers to another's copy gets the callchain of
-        that one."""
+        """Return the batch with unwound user callchains, also of samples that refer to the copy of another sample."""
         if batch.chains is None or not has_stacks(batch.spec):
             return batch
         counters = Losses() if self.keep else self.done.losses
@@ -166,8 +164,7 @@ class StackUnwinder:
 
     def _note_callers(self, batch: SampleBatch, snapshot: I32, unwound: Unwound) -> I32:
         """Add the callchains `unwound` of new copies to `_of_callers`; return int32[n]: the row of each sample's
-        callchain there, negative for none. `snapshot`: int32[n], row of a sample's copy in `unwound`, negative without
-        one."""
+        callchain there, negative for none. `snapshot`: int32[n], row of its copy in `unwound`, negative for none."""
         callers = callers_of(batch.chunk.data, batch.columns, batch.order)
         new = np.flatnonzero((callers != 0) & (snapshot >= 0))
         row = np.full(len(batch), -1, np.int32)
@@ -221,8 +218,7 @@ def wait_records(reader: PerfDataReader, counters: Losses) -> WaitRecords | None
 
 
 def _spec(evsel: Evsel, specs: Sequence[EventSpec]) -> EventSpec | None:
-    """Return the event to add to `specs`, with an unused id; None if samples of these events have no id to tell them
-    apart."""
+    """Return the event to add to `specs`, with an unused id; None if their samples have no id to tell events apart."""
     ids = [number for spec in specs for number in spec.ids]
     sample_type = specs[0].attr.sample_type
     kind = sample_type & _PLACES_OF_ID | _OWN

@@ -114,8 +114,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes | None]]:
 
 
 def _varint(data: bytes, offset: int) -> tuple[int, int]:
-    """Decode the varint at `offset`; return its value and the offset after it, (0, end of the data) if it is
-    malformed."""
+    """Decode the varint at `offset`; return its value and the offset after it, (0, end of data) if it is malformed."""
     value = 0
     for shift in range(0, 70, 7):
         if offset >= len(data):

@@ -81,8 +81,7 @@ class HttpSender:
             raise self._failure(RetryLater, text or "the connection broke off") from None
 
     def _failure(self, kind: type[PushError], text: str) -> PushError:
-        """Close the connection, which may be in the middle of an answer; return an error of this kind with the target
-        and a text."""
+        """Close the connection, which may be in the middle of an answer; return an error with the target and a text."""
         self.close()
         return kind(f"{self._target}: {shown(text.encode('utf-8', 'replace'))}")
 

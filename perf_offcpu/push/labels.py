@@ -54,8 +54,7 @@ def check_labels(labels: Mapping[str, str]) -> None:
 
 
 def labels_of(profile: Profile, labels: Mapping[str, str]) -> dict[str, str]:
-    """Return the labels to push with a profile: the given ones in OpenTelemetry's spelling, and host and service if
-    they are missing."""
+    """Return the labels to push: the given ones in OpenTelemetry's spelling, and host and service if missing."""
     named = {_ALIASES.get(name, name): value.strip() for name, value in labels.items()}
     spelled = {underscored(name) for name in named}
     host = printable(profile.meta.hostname).strip()[:_LONGEST]

@@ -87,8 +87,7 @@ def waits_of(profile: Profile) -> Waits:
 
 
 def _thread_names(profile: Profile) -> tuple[list[str], I64]:
-    """Return the distinct comms, at most MOST_COMMS (OTHERS stands for the lightest), and int64[samples]: the index of
-    each sample's."""
+    """Return the comms, at most MOST_COMMS (the lightest are OTHERS), and int64[samples]: index of each sample's."""
     first, group_of = group(profile.samples.comm)
     weights = sum_by(group_of, np.where(profile.is_offcpu(), profile.samples.period, 0), len(first)).tolist()
     comms = [printable(profile.strings[row]).strip() or UNKNOWN for row in profile.samples.comm[first].tolist()]
@@ -211,8 +210,7 @@ _BUILD_ID = "process.executable.build_id.gnu"  # https://opentelemetry.io/docs/s
 
 
 def _otlp(waits: Waits, labels: Mapping[str, str]) -> bytes:
-    """Encode waits as OTLP's ExportProfilesServiceRequest, not compressed; `labels` become attributes of the
-    resource."""
+    """Encode waits as OTLP's ExportProfilesServiceRequest, not compressed; `labels`: attributes of the resource."""
     tables = _Dictionary(Locations(waits.profile, Options()))
     profile = tables.profile(waits)
     scope = field(1, SCOPE) + field(2, version())

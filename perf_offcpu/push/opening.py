@@ -59,8 +59,7 @@ def open_targets(
 
 
 def open_sender(target: Target, options: SendOptions | None = None) -> Sender:
-    """Make the sender for a target; nothing is sent yet. Raise UsageError if grpcio is missing, or `options.ca`
-    invalid."""
+    """Make the sender for a target, without sending; raise UsageError if grpcio is missing, or `options.ca` invalid."""
     if target.is_grpc:
         from perf_offcpu.push.grpc_sender import GrpcSender
 
@@ -71,8 +70,7 @@ def open_sender(target: Target, options: SendOptions | None = None) -> Sender:
 
 
 def _by_kind(texts: Iterable[str], targets: Sequence[Target]) -> dict[str, str]:
-    """Parse `FILE` and `KIND=FILE` to kind of server ("" for the only target) → header file; raise UsageError if a file
-    is not for exactly one target."""
+    """Parse `FILE`, `KIND=FILE` to kind ("": the only target) → header file; UsageError unless it is for one target."""
     files: dict[str, str] = {}
     for text in texts:
         kind, _, path = text.partition("=")

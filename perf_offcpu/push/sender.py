@@ -13,8 +13,7 @@ from perf_offcpu.structs import frozen
 
 
 def tls_context(ca: str) -> ssl.SSLContext:
-    """Return a context that trusts the authorities in `ca` (PEM, "" for the system's); raise UsageError if it is
-    invalid."""
+    """Return a context that trusts authorities in `ca` (PEM, "" for the system's); raise UsageError if invalid."""
     try:
         return ssl.create_default_context(cadata=ca or None)
     except (ssl.SSLError, TypeError, ValueError) as problem:
@@ -77,11 +76,10 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 
 
 def send_until(sender: Sender, body: bytes, deadline_s: float, waiting: Callable[[RetryLater, float], None]) -> Answer:
-    """Send a message; while the server may accept it later, try again until `deadline_s` (of time.monotonic()); return
-    the answer. A pause is as long as the server asks for; else it is random, so that many machines do not try again at
-    the same moment, and doubles with each attempt. `waiting`: is called before each pause with the failure and the
-    seconds. Raise RetryLater if the next attempt would be after the deadline, Refused if the server never accepts the
-    message."""
+    """Send a message, again while the server may accept it later, until `deadline_s` (monotonic); return the answer. A
+    pause is as long as the server asks for; else it is random, so that many machines do not try again at the same
+    moment, and doubles with each attempt. `waiting`: is called before each pause with the failure and the seconds.
+    Raise RetryLater if the next attempt is after the deadline, Refused if the server never accepts the message."""
     longest_s = FIRST_PAUSE_S
     while True:
         try:

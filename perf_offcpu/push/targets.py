@@ -115,8 +115,7 @@ def parse_target(text: str) -> Target:
 
 
 def _split(server: Server, url: str) -> tuple[SplitResult, int | None]:
-    """Split a URL; return its parts and its port (None: not given). Raise UsageError if it is no URL of this kind of
-    server."""
+    """Split a URL; return its parts and port (None: not given). Raise UsageError if the server has no such URLs."""
     shown = f"{server.word}={printable(url)}"
     try:
         parts = urlsplit(url)

@@ -26,8 +26,7 @@ _DATA_SIZE_AT: Final = 48  # tools/perf/util/header.h, struct perf_file_header: 
 
 
 class AgentSegments(Closing):
-    """Iterator over the profiles of recordings that an agent completes from now on; has the interface of
-    `segments.Segments`."""
+    """Iterator over the profiles of recordings that an agent completes from now on; used as `segments.Segments` is."""
 
     status = 0
 

@@ -67,9 +67,8 @@ class Graph:
             self.ns[path] = self.ns.get(path, 0) + ns
 
     def lines(self, zoom: Path, width: int) -> list[list[Box]]:
-        """Return the boxes of each line, from left to right: a line for each caller of `zoom` and for `zoom` itself,
-        over the whole `width` (columns), then its callees. A function narrower than a column is left out with its
-        callees."""
+        """Return the boxes of each line, from left to right: the callers of `zoom` and `zoom` itself, over the whole
+        `width` (columns), then its callees. A function narrower than a column is left out with its callees."""
         lines = [[Box(0, width, zoom[:depth], self.ns[zoom[:depth]])] for depth in range(len(zoom) + 1)]
         while below := [box for above in lines[-1] for box in self._below(above)]:
             lines.append(below)

@@ -111,8 +111,7 @@ class Interval:
         return int(self.lives.runnable[self.lives_chosen].sum())
 
     def rows(self, key: str) -> list[Row]:
-        """Sum chosen waits and threads by a key (one of `commands.top.KEYS`); return the rows, longest blocked
-        first."""
+        """Sum chosen waits and threads by a key (of `commands.top.KEYS`); return the rows, longest blocked first."""
         chosen, lives = np.flatnonzero(self.chosen), self.lives
         column, of_lives, label = _column(self, key)
         threads = np.flatnonzero(self.lives_chosen) if len(of_lives) else np.empty(0, np.int64)
@@ -156,8 +155,7 @@ class Interval:
         return sorted(rows, key=lambda row: (-row.blocked, -row.runnable, row.label))
 
     def showing(self, idle: str) -> "Interval":
-        """Choose waits and threads anew: all ("show"), all but those of idle threads ("hide"), or only these
-        ("only")."""
+        """Choose waits and threads: all ("show"), all but those of idle threads ("hide"), or only these ("only")."""
         masks = (self.is_idle, self.lives_idle)
         chosen, lives = (np.ones_like(mask) if idle == "show" else mask == (idle == "only") for mask in masks)
         return replace(self, chosen=chosen, lives_chosen=lives)
@@ -177,8 +175,7 @@ class Interval:
 
 
 def interval_of(profile: Profile, *, idle: str = "hide", without_pid: int = 0) -> Interval:
-    """Make an interval of a recording. `idle`: as of `Interval.showing`; `without_pid`: a process to leave out, 0
-    none."""
+    """Make an interval of a recording. `idle`: as of `Interval.showing`; `without_pid`: process to leave out, or 0."""
     if without_pid:
         samples, budget = profile.samples, profile.budget
         profile = replace(profile.select(samples.pid != without_pid), budget=budget.take(budget.pid != without_pid))

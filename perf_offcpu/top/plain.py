@@ -62,8 +62,7 @@ def render(
 
 
 def head(interval: Interval) -> str:
-    """Return the first line of an interval: time of day, threads blocked, seconds of running and of waiting for a
-    CPU."""
+    """Return the first line of an interval: time of day, threads blocked, time running and waiting for a CPU."""
     clock = time.strftime("%H:%M:%S", time.localtime(interval.utc_s))
     blocked = say.plural(int(interval.now().sum()), "thread")
     cpu = f"running {per_second(interval.running_ns(), interval)}"
@@ -129,8 +128,7 @@ def columns_of(interval: Interval, key: str, rows: Sequence[Row]) -> list[Column
 
 
 def bars(interval: Interval, width: int) -> list[str]:
-    """Return a line for each of the longest blocked classes: label, s/s, and a bar; `width`: columns of the
-    terminal."""
+    """Return a line for each of the longest blocked classes: label, s/s, and a bar; `width`: in columns."""
     classes = list(interval.by_class().items())[:_BARS]
     widest = max([len(label) for label, _ in classes], default=0)
     most = max([ns for _, ns in classes], default=1)

@@ -85,8 +85,7 @@ class HelpScreen(ModalScreen[None]):
 
 
 class TopApp(App[None]):
-    """The full-screen view. `problem`: the error that ended it, or None; `signal`: number of the signal that did, or
-    0."""
+    """The full-screen view. `problem`: the error that ended it, or None; `signal`: the signal that did, or 0."""
 
     ENABLE_COMMAND_PALETTE = False
     CSS_PATH = "screen.tcss"

@@ -69,8 +69,7 @@ class SegmentLength(_Factor):
 
 
 class Period(_Factor):
-    """Sampling period, configured as `base_ns`: raised if samples take much of an overspent budget, lowered again
-    later."""
+    """Sampling period, configured as `base_ns`: raised if samples take much of an overspent budget."""
 
     def __init__(self, base_ns: int) -> None:
         super().__init__()
@@ -91,8 +90,7 @@ class Period(_Factor):
 
 
 class BudgetKeeper:
-    """Keeper of the CPU budget: chooses period, length of segments, and pauses. `say`: writes a sentence to the
-    journal."""
+    """Keeper of the CPU budget: chooses period, length of segments, and pauses. `say`: writes to the journal."""
 
     def __init__(self, config: AgentConfig, metrics: Metrics, say: Callable[[str], None]) -> None:
         self.pauses = Pauses()
@@ -151,8 +149,8 @@ class BudgetKeeper:
                 recorder.command(f"period {self.period.ns}ns")
 
     def keep_duty(self, now: float, recorder: Recorder | None) -> float:
-        """Pause or resume the recorder by the part of this minute to record; return when the next call is due,
-        monotonic s."""
+        """Pause or resume the recorder by the chosen part of this minute; return the time of the next call, monotonic
+        s."""
         is_recording = recorder is not None and recorder.is_recording and not self.pauses.paused
         self._since_s = (self._since_s or now) if is_recording else 0.0
         if now >= self._minute_s + MINUTE_S:

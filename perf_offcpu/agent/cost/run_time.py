@@ -141,8 +141,7 @@ class RunTime:
         return possible_s / max(now - since_s, 1e-3)
 
     def _book(self) -> None:
-        """Add the seconds whose kind has a rate to `booked_s`; after _PATIENCE seconds also others, by the nearest
-        rate."""
+        """Add seconds whose kind has a rate to `booked_s`; after _PATIENCE seconds also others, by the nearest rate."""
         waiting, self._unbooked = self._unbooked, []
         for kind, switches, number in waiting:
             if kind not in self._rates and self._number - number < _PATIENCE:

@@ -193,8 +193,7 @@ def _compression_level(args: argparse.Namespace) -> int:
 
 
 def _check_tracepoints(options: RecordOptions) -> None:
-    """Raise UsageError for a tracepoint unless the whole system is recorded: the kernel would filter it for all
-    recorders."""
+    """Raise UsageError for a tracepoint if tasks are chosen: the kernel would filter it for all recorders."""
     target = options.target
     chosen = not target.is_system or target.users or target.comms or target.groups
     for event in options.events:
@@ -203,8 +202,7 @@ def _check_tracepoints(options: RecordOptions) -> None:
 
 
 def _frequency(text: str | None) -> int:
-    """Parse the value of -F (Hz, `max`, or None for the default) to samples per second; raise UsageError above the
-    limit of the kernel."""
+    """Parse the value of -F (Hz, `max`, None: default) to samples per second; UsageError above the kernel's limit."""
     from perf_offcpu.collect.options import DEFAULT_FREQUENCY_HZ
 
     limit = int(Path("/proc/sys/kernel/perf_event_max_sample_rate").read_text())
@@ -291,8 +289,7 @@ def _files_of_command(name: str) -> list[str]:
 
 def _process_lacks(target: Target) -> bool:
     """Return True if a file that the chosen processes have mapped lacks frame pointers or cannot be read in time; also
-    for threads, for more than _MAX_PIDS processes, and for the whole system. A helper process reads the files: it may
-    hang."""
+    for threads, more than _MAX_PIDS processes, and the whole system. A helper process reads the files: it may hang."""
     from perf_offcpu.collect.system.helper import Helper
 
     if target.threads or not 0 < len(target.processes) <= _MAX_PIDS:

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read a recording and make an analysis that follows waits from thread to thread: cascade, critical path,
-serialization."""
+"""Read a recording and follow its waits from thread to thread: cascade, critical path, serialization."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ _OTHERS = ("state", "class", "cpu", "cgroup", "container", "min_dur", "object", 
 
 def critical_path_from_args(args: argparse.Namespace) -> tuple[Profile, Timeline, CriticalPath]:
     """Read the recording; return profile, timeline and the critical path of the thread that --tid, --pid and --comm
-    choose, within --time. Raise UsageError if there is no such thread, or an option selects samples, which would leave
-    gaps."""
+    choose, within --time. Raise UsageError if there is none, or an option selects samples, which leaves gaps."""
     from perf_offcpu.causality.critical_path import choose_thread, critical_path, window_of
 
     refused = [name for name in _OTHERS if getattr(args, "wait_class" if name == "class" else name)]

@@ -187,8 +187,7 @@ def _in_directory(directory: Directory, name: str, shown: str, binary: bool, mod
 
 @contextlib.contextmanager
 def _stdout(binary: bool) -> Iterator[IO[Any]]:
-    """Yield standard output as a stream of bytes, or of text in UTF-8 in any locale; raise UsageError for bytes to a
-    terminal."""
+    """Yield standard output for bytes, or for text in UTF-8 in any locale; raise UsageError for bytes to a terminal."""
     out = sys.stdout
     if binary:
         if out.isatty():

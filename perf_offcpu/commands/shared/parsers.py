@@ -96,8 +96,7 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} ({self._instead_of(words)}see '{self.prog} --help')")
 
     def _instead_of(self, words: Iterable[str]) -> str:
-        """Return `did you mean OPTION? ` for the first unknown option in `words` that resembles a known one, else
-        ""."""
+        """Return `did you mean OPTION? ` for the first of `words` that resembles a known option, else ""."""
         shown = [action for action in self._actions if action.help != argparse.SUPPRESS]
         options = [name for action in shown for name in action.option_strings if name.startswith("--")]
         unknown = (word.partition("=")[0] for word in words if word.startswith("--"))
@@ -132,8 +131,7 @@ def help_texts() -> dict[str, dict[str, str]]:
 def add_verb(
     subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]", verb: str, **options: Any
 ) -> argparse.ArgumentParser:
-    """Add the parser of a verb, with the help and description of the options table, and return it. `options`: further
-    arguments of Parser."""
+    """Add the parser of a verb, with the texts of the options table, and return it. `options`: of Parser."""
     texts = help_texts()[verb]
     return subparsers.add_parser(verb, help=texts["help"], description=texts["description"], **options)
 

@@ -105,8 +105,7 @@ def whole_profile_from_args(
 
 def every_wait_from_args(args: argparse.Namespace, option: str, instead: str = "") -> Profile:
     """Return all samples, for an analysis that follows threads from wait to wait. Raise UsageError if only samples of
-    the waits were recorded; its text names the `option` that needs all, and `instead`, a remedy besides recording
-    again."""
+    the waits were recorded; the text names the `option` that needs all, and a remedy, `instead`."""
     profile = whole_profile_from_args(args)
     if profile.meta.sampling:
         raise UsageError(
@@ -198,8 +197,7 @@ def _address(text: str) -> int:
 
 
 def _ranges(option: str, texts: list[str]) -> tuple[int, ...]:
-    """Parse comma-separated lists of CPUs with ranges, `0,2-4`; raise UsageError, which names the option, for
-    others."""
+    """Parse comma-separated lists of CPUs with ranges, `0,2-4`; raise UsageError, which names the option."""
     numbers: list[int] = []
     for part in split_words(texts):
         first, dash, last = part.partition("-")

@@ -26,8 +26,7 @@ _LIGHT = 0.5  # edges of less than this part of the heaviest edge of a component
 
 @frozen
 class Component:
-    """Strongly connected component of a wait-for graph: threads (or comms) that wait for each other, or a single
-    one."""
+    """Strongly connected component of a wait-for graph: threads (or comms) that wait for each other, or one."""
 
     members: tuple[str, ...]  # labels, the largest weight first
     held: int  # ns of waits that end at the members

@@ -91,8 +91,7 @@ class Rows:
 
     def _spaced(self, total: I64) -> bytes:
         """Concatenate strings of different lengths (`total`). The last word of a string overwrites the begin of the
-        next one, so the first words are written again at the end. If strings are too short for that, they are written
-        with gaps, which are removed."""
+        next one, so the first words are written again at the end. Too short strings get gaps, which are removed."""
         leading, reach = self._leading()
         gap = 0 if int(total.min()) >= reach else _WORD
         ends = np.cumsum(total + gap)

@@ -62,8 +62,7 @@ def running_sums(group_of: I64, values: I64) -> I64:
 
 def array_items(values: I64, decimals: int = 0, null: Bool | None = None) -> Iterator[str]:
     """Format non-negative numbers as the items of a JSON array, without brackets; yield the text in parts. `decimals`:
-    number of digits after the point, 1500 with three is `1.500`; `null`: bool[n], True for `null` in place of a
-    number."""
+    digits after the point, 1500 with three is `1.500`; `null`: bool[n], True for `null` in place of a number."""
     for begin in range(0, len(values), _BLOCK):
         end = min(begin + _BLOCK, len(values))
         is_null = np.zeros(end - begin, np.bool_) if null is None else null[begin:end]

@@ -157,8 +157,7 @@ class _Writer:
         }
 
     def _samples(self, thread: _Thread) -> Iterator[str]:
-        """Yield the JSON of a thread's samples, with one without stack after each wait unless the next begins at
-        once."""
+        """Yield the JSON of a thread's samples; after each wait one without stack, unless the next begins at once."""
         rows, begin, end = thread.rows, thread.begin_ns, thread.end_ns
         times = np.stack([begin, end], axis=1).ravel()
         gap = np.append(end[:-1] < begin[1:], True)[: len(rows)] & (thread.kind == "")
@@ -203,8 +202,7 @@ class _Markers:
         return "".join(f',"{name}":{text}' for name, text in member.items())
 
     def table(self, track: int, waits: I64) -> Iterator[str]:
-        """Yield the JSON of the markers of a track: of `waits` (rows of its waits, by time), then of the wake-ups it
-        did."""
+        """Yield the JSON of a track's markers: of `waits` (rows of its waits, by time), then of its wake-ups."""
         woken, tables, timeline = self.woken[track], self.tables, self.timeline
         yield '{"data":['
         separator = ""

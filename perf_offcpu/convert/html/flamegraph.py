@@ -123,8 +123,7 @@ def breakdown(profile: Profile, place: I64, chosen: Bool) -> list[dict[str, Any]
 
 
 def series(profile: Profile, place: I64, rows: I64) -> dict[str, list[int]]:
-    """Sum the weights of the samples `rows` by node: return columns of ascending nodes (`place`) and weights, as
-    hi * 10^9 + lo."""
+    """Sum the weights of samples `rows` by node (`place`); return columns of nodes and weights (hi * 10^9 + lo)."""
     first, group_of = group(place[rows])
     hi, lo = np.divmod(sum_by(group_of, profile.samples.period[rows], len(first)), _GIGA)
     return {"node": place[rows][first].tolist(), "hi": hi.tolist(), "lo": lo.tolist()}

@@ -86,8 +86,7 @@ def write(profile: Profile, out: TextIO, options: Options) -> None:
 
 
 def describe(profile: Profile, options: Options) -> tuple[dict[str, Any], Columns]:
-    """Return the page's JSON document (texts, small tables) and its columns by name: of rows (samples) and tree
-    nodes."""
+    """Return the page's JSON document (texts, small tables), and its columns (samples, tree nodes) by name."""
     timeline, waits = timeline_of(profile), classify(profile)
     tracks, waker = with_wakers(profile, timeline)
     tracks += _without_samples(profile, tracks)
@@ -148,8 +147,7 @@ def _pauses(meta: Meta, timeline: Timeline) -> list[list[list[float | None]]]:
 
 
 def _keys(profile: Profile, waits: Waits) -> tuple[list[dict[str, Any]], dict[str, I64]]:
-    """Return the keys of tables in order, each with title and labels; and "key.NAME" → int64[samples]: index into the
-    labels of that key."""
+    """Return the tables' keys with titles and labels, and "key.NAME" → int64[samples]: index into that key's labels."""
     keys, ranks = [], {}
     for key, title in _KEYS.items():
         column, label = column_of(key, profile, waits)
@@ -185,8 +183,7 @@ def _lane(lane: Lane, timeline: Timeline) -> dict[str, Any]:
 
 
 def _tracks(profile: Profile, timeline: Timeline, tracks: list[Track], options: Options) -> dict[str, Any]:
-    """Return columns of JSON on the threads: ids, names, idleness, and begin and end of life in ns since the timeline's
-    origin (None: unknown)."""
+    """Return columns on the threads: ids, names, idleness, and life, ns since the timeline's origin (None: unknown)."""
     names, tasks = process_names(profile, tracks), profile.tasks
     rows = zip(*(column.tolist() for column in (tasks.pid, tasks.tid, tasks.begin_ns, tasks.end_ns)), strict=True)
     lives: dict[tuple[int, int], list[float | None]] = {}
@@ -236,8 +233,7 @@ _UNKNOWN_TIME = -1
 
 
 class Rows:
-    """Order of the samples in a page: waits, then moments (on-CPU), then samples without a place in time; each by
-    thread and begin."""
+    """Order of samples in a page: waits, moments (on-CPU), samples without a place in time; by thread and begin."""
 
     def __init__(self, timeline: Timeline, tracks: int) -> None:
         kind = np.where(timeline.waits, 0, np.where(timeline.moments, 1, 2))
@@ -276,9 +272,8 @@ class Rows:
 
 
 def packed(columns: Columns) -> tuple[dict[str, dict[str, int]], str]:
-    """Compress columns to one base64 text; return (directory, text). The directory has for each column `at` (first byte
-    of the decompressed data), `length` (number of values), `planes` (bytes a value) and `least` (to add to each
-    value)."""
+    """Compress columns to one base64 text; return (directory, text). Of each column the directory has `at` (offset
+    after decompression), `length` (values), `planes` (bytes a value) and `least` (to add to values)."""
     squeeze, parts, offset = zlib.compressobj(_LEVEL), [], 0
     directory = {}
     for name, column in columns.items():

@@ -218,8 +218,8 @@ class _Sides:
             )
 
     def rates(self, keys: Sequence[str], rows: Sequence[Key]) -> list[F64]:
-        """Return the rates of `rows`, values of `keys`, before and after: float64[2, hosts, rows] each, [0] weight and
-        [1] waits per recorded ns."""
+        """Return the rates of `rows` (values of `keys`) before and after, float64[2, hosts, rows] each; see function
+        `rates`."""
         return [rates(cube, keys, rows)[:, hosts] for cube, hosts in zip(self.cubes, self._rows, strict=True)]
 
     def totals(self) -> list[F64]:

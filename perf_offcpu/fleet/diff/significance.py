@@ -37,8 +37,7 @@ class Verdicts:
 
 
 def compare_groups(before: F64, after: F64) -> Verdicts:
-    """Test the rates of two groups of different hosts, at least two in each; `before`, `after`: float64[hosts,
-    rows]."""
+    """Test the rates, float64[hosts, rows], of two groups of different hosts, at least two in each."""
     values = np.concatenate([before, after])
     hosts, second = len(values), len(after)
     scale = _TINY * np.abs(values).mean(axis=0)
@@ -125,8 +124,7 @@ def _subsets(hosts: int, second: int) -> F64:
 
 
 def _signs(hosts: int) -> F64:
-    """Return float64[n, hosts] of 1 and -1: all combinations if there are at most _ASSIGNMENTS, else so many random
-    ones."""
+    """Return float64[n, hosts] of 1 and -1: all combinations if at most _ASSIGNMENTS, else as many random ones."""
     if 2**hosts <= _ASSIGNMENTS:
         return np.array(list(itertools.product((1.0, -1.0), repeat=hosts)), np.float64)
     return np.random.default_rng(_SEED).choice((1.0, -1.0), (_ASSIGNMENTS, hosts))
