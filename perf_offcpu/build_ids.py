@@ -70,8 +70,7 @@ def program_headers(fd: int, header: dict[str, Any], order: Order) -> Iterator[d
 
 
 def find_build_id(notes: bytes, order: Order, align: int = 4) -> bytes:
-    """Return the first build-id in the content of an ELF note segment or section; b"" if it has none. `align`:
-    alignment of its notes, 4 or 8 bytes."""
+    """Return the first build-id in an ELF note section or segment, b"" if none; `align`: of its notes, 4 or 8 bytes."""
     offset, align = 0, 8 if align == 8 else 4
     while (name_at := offset + NOTE.size()) <= len(notes):
         note = NOTE.unpack(notes, order, start=offset)

@@ -77,8 +77,8 @@ def folded_field(label: str) -> str:
 
 
 def folded_root(label: str) -> str:
-    """Convert a comm to the first field of a folded stack: `;` becomes `:`, blanks `_`, and a leading `#`, which begins
-    comments in Perfetto, is escaped."""
+    """Convert a comm to the first field of a folded stack: `;` to `:`, blanks to `_`, a leading `#` (a comment)
+    escaped."""
     field = label.replace(";", ":").replace(" ", "_")
     return "\\x23" + field[1:] if field.startswith("#") else field
 

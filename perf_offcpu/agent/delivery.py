@@ -256,8 +256,7 @@ def completed(recording: Recording, after_ns: int, clock: ClockPair, period_ns: 
 
 
 def _completed_parts(recording: Recording, end_ns: int) -> Spans:
-    """Return (begin, end) of recorded times, ns: those in the recording, and from the first later sample to
-    `end_ns`."""
+    """Return recorded times (begin, end), ns: those in the recording, and from the first later sample to `end_ns`."""
     meta, times = recording.meta, recording.samples.time_ns
     if not meta.end_ns or end_ns <= meta.end_ns:
         return meta.parts

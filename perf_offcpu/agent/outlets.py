@@ -19,8 +19,8 @@ NO_SERVER: Final = "no-server"  # cause of lost messages
 
 
 class Outlets:
-    """Opener of the dataset, its lease, servers and sources of names, and setter of the limits of `delivery`. `lost`:
-    is called with a sentence when another agent takes the dataset."""
+    """Dataset and its lease, servers and source of container names, as the configuration names them, for a `delivery`.
+    `lost`: is called with a sentence when another agent takes the dataset."""
 
     def __init__(
         self, delivery: Delivery, spool: Spool, metrics: Metrics, say: Say, lost: Callable[[str], None]

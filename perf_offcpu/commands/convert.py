@@ -115,7 +115,7 @@ def _cascade(args: argparse.Namespace) -> int:
 
 
 def _chains(args: argparse.Namespace) -> int:
-    """Write the selected waits with chains of wakers (--wakers), which may be others; return the exit status."""
+    """Write the selected waits with their chains of wakers (--wakers), and return the exit status."""
     import numpy as np
 
     from perf_offcpu.analysis.selection.select import event_rows, selected_rows
@@ -140,8 +140,7 @@ def _chains(args: argparse.Namespace) -> int:
 
 
 def _critical_path(args: argparse.Namespace) -> int:
-    """Write a critical path, as a track next to all threads if the format has times, else as stacks; return the
-    status."""
+    """Write a critical path: a track next to all threads if the format has times, else stacks; return the status."""
     if args.diff is not None or args.all_events or args.waker_stack or args.wakers:
         raise UsageError("--critical-path shows one thread: no --diff, --all-events, --waker-stack, --wakers")
 
@@ -158,7 +157,7 @@ def _critical_path(args: argparse.Namespace) -> int:
 
 
 def prepared(args: argparse.Namespace, profile: Profile, options: Options) -> tuple[Profile, Options]:
-    """Return the profile to write, with the samples of the chosen events, and the options, with a page's head."""
+    """Return the samples of the chosen events, and the options, with the head of a page if the format is one."""
     if "sentences" in FORMATS[args.format].options:
         options = shared.with_head(options, args, profile)
     return _chosen(args, profile), options
@@ -292,7 +291,7 @@ def _results(work: Callable[[str], _Outcome], paths: list[str], jobs: int) -> It
 
 
 def _outcome(args: argparse.Namespace, path: str) -> _Outcome:
-    """Write one recording as a segment, and return the texts for the caller to print, in the order of recordings."""
+    """Write one recording as a segment; return the texts on it, which the caller prints in order of recordings."""
     args, messages = argparse.Namespace(**{**vars(args), "cut": []}), io.StringIO()
     try:
         with redirect_stderr(messages):

@@ -255,7 +255,7 @@ def _sql(args: argparse.Namespace) -> int:
 
 
 def _opened(path: str) -> Dataset:
-    """Open the dataset `path` to change its files; raise UsageError for a directory that is none."""
+    """Open the dataset `path` to change its files; raise UsageError if it is no dataset."""
     from perf_offcpu.dataset.dataset import open_dataset
     from perf_offcpu.dataset.schema import TABLES
 

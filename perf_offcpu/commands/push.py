@@ -49,8 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _push(target: Target, sender: Sender, profile: Profile, labels: dict[str, str], limit_s: float) -> bool:
-    """Push the profile to a target within `limit_s` and print the result; return True if the server accepted all of
-    it."""
+    """Push the profile to a target within `limit_s`, print the result, return True if the server accepted it all."""
     from perf_offcpu.push.messages import messages
     from perf_offcpu.push.sender import PushError, send_until
 

@@ -158,8 +158,8 @@ def _between(inner: U64, rows: Ragged, outer: U64) -> Ragged:
     offsets = offsets_of(rows.lengths + (inner > 0) + (outer > 0))
     values: U64 = np.empty(offsets[-1], np.uint64)
     is_mark: Bool = np.zeros(len(values), np.bool_)
-    for marks, places in ((inner, offsets[:-1]), (outer, offsets[1:] - 1)):
-        marked = places[marks > 0]
+    for marks, positions in ((inner, offsets[:-1]), (outer, offsets[1:] - 1)):
+        marked = positions[marks > 0]
         values[marked], is_mark[marked] = marks[marks > 0], True
     values[~is_mark] = rows.values
     return Ragged(offsets, values)

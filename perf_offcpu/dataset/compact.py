@@ -128,8 +128,7 @@ def compact_host(dataset: Dataset, hour: int, host_id: str, boot_id: str) -> Com
 
 
 def _merge(dataset: Dataset, table: str, folder: str, files: list[str], segments: set[str]) -> Compacted:
-    """Merge `files` of a folder into one. `segments`: names of all segment files in the result, also of those that a
-    file in `files` was merged from."""
+    """Merge `files` of a folder into one. `segments`: names of all segments in it, those in merged files included."""
     store = dataset.store
     before = [file for file in files if COMPACTED.fullmatch(file)]
     compacted, done = compacted_name(sorted(segments)), Compacted(1, len(files))
@@ -167,8 +166,7 @@ def _input(table: str, name: str, parquet: Any, done: Compacted) -> _Input:
 
 
 def _read(dataset: Dataset, table: str, folder: str, name: str) -> Iterator[Any]:
-    """Yield the row groups of a file as pyarrow tables of the schema's columns, texts dictionary-encoded; raise
-    PerfOffcpuError if the file is damaged."""
+    """Yield a file's row groups as pyarrow tables, texts dictionary-encoded; raise PerfOffcpuError if it is damaged."""
     schema = arrow_schema(table, dictionaries=True)
     texts = [column.name for column in TABLES[table] if column.type == "string"]
     shown = dataset.store.path(f"{folder}/{name}")
@@ -200,7 +198,7 @@ def _by_host(dataset: Dataset, table: str, folder: str, inputs: list[_Input]) ->
 
 
 def _hosts(dataset: Dataset, table: str, folder: str, part: _Input) -> Iterator[tuple[str, Any]]:
-    """Yield (host_id, pyarrow table of its rows) of a compacted file, ascending; a host can come again with others."""
+    """Yield (host_id, pyarrow table of its rows) of a compacted file, ascending; a host can have several."""
     pc = imported("pyarrow.compute")
     for rows in _read(dataset, table, folder, part.name):
         ends = pc.run_end_encode(rows["host_id"].combine_chunks().cast("string"))

@@ -107,10 +107,10 @@ def _frames(profile: Profile, rows: I64) -> tuple[I64, dict[str, Any]]:
     parts = [column.codes if isinstance(column, Texts) else column for column in columns.values()]
     first, group_of = group(*parts)
     ids = np.array(_ids({name: taken(column, first) for name, column in columns.items()}), np.int64)
-    unique, place = np.unique(ids, return_index=True)
+    unique, row = np.unique(ids, return_index=True)
     id_of = np.zeros(len(profile.frames), np.int64)
     id_of[rows] = ids[group_of]
-    return id_of, {"frame_id": unique} | {name: taken(column, first[place]) for name, column in columns.items()}
+    return id_of, {"frame_id": unique} | {name: taken(column, first[row]) for name, column in columns.items()}
 
 
 def _ids(columns: dict[str, Any]) -> list[int]:

@@ -125,8 +125,7 @@ class Dataset:
         return self.store.url
 
     def folders(self, table: str, begin_ns: int | None = None, end_ns: int | None = None) -> Iterator[tuple[int, str]]:
-        """Yield (hour since 1970, folder), by time, for a table's hours that overlap [begin_ns, end_ns) (UTC; None:
-        open)."""
+        """Yield (hour since 1970, folder), sorted, for hours that overlap [begin_ns, end_ns) (UTC; None: open)."""
         first = 0 if begin_ns is None else begin_ns // HOUR_NS
         last = _LAST_HOUR if end_ns is None else (end_ns - 1) // HOUR_NS
         for date in self.store.names(table):

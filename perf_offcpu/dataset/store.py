@@ -117,7 +117,7 @@ class LocalStore:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock of compaction and retention in the `with` block; PerfOffcpuError if another process does."""
+        """Hold the lock of compaction and retention in the `with` block; raise PerfOffcpuError if it is taken."""
         fd = os.open(".", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._root.fd)  # direct: the opened folder
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

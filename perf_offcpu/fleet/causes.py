@@ -34,7 +34,7 @@ class FleetCause:
 
 @frozen
 class FleetCauses:
-    """Causes of the waits of a selection, the largest first, and its times that are not ranked; ns."""
+    """Causes of the waits of a selection, and the times that are not ranked; ns."""
 
     running: int | None  # time on CPUs; None if it is not known
     causes: list[FleetCause]

@@ -66,7 +66,7 @@ class Engine:
         return self.backend.table(name)
 
     def notes(self, files: list[str], key: str) -> dict[str, str]:
-        """Read entry `key` of the metadata of Parquet files: return value → name of a file with it. {}: not DuckDB."""
+        """Read entry `key` of Parquet files' metadata: return value → name of a file with it; {} unless DuckDB."""
         if self.name != "duckdb" or not files:
             return {}
         query = _NOTES.format(files=", ".join(map(_quoted, files)), key=_quoted(key))
@@ -162,8 +162,7 @@ def _first_line(problem: Exception) -> str:
 
 
 def connect(url: str = DEFAULT) -> Engine:
-    """Connect to the engine that `url` names: `duckdb`, `spark:MASTER`, `spark://HOST:PORT` or a database URL of Ibis.
-    Raise UsageError or EngineError."""
+    """Connect to engine `url` (duckdb, spark:MASTER, spark://HOST:PORT, URL of Ibis); raise UsageError, EngineError."""
     if importlib.util.find_spec("ibis") is None:
         raise UsageError(f"fleet needs ibis and duckdb, which are not installed: {_INSTALL}")
     if url == DEFAULT:

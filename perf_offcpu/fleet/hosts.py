@@ -81,7 +81,7 @@ def _check_label(spans: Sequence[Span], name: str, values: Iterable[str]) -> Non
 
 
 def of_hosts(samples: Any, spans: Sequence[Span], all_spans: Sequence[Span], time: str = "time_ns") -> Any:
-    """Filter an Ibis table with `host_id` and column `time` (ns) to the rows of `spans`, a part of `all_spans`."""
+    """Filter an Ibis table by its columns `host_id` and `time` (ns) to the rows in `spans`, a part of `all_spans`."""
     import ibis
 
     if len(spans) == len(all_spans):

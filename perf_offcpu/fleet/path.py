@@ -99,8 +99,8 @@ def drawn(rows: Any, step_ns: int) -> Any:
     The draw is by a hash of time and tid, so that a repeated query draws the same rows."""
     if not step_ns:
         return rows
-    place = (rows.time_ns % _PRIME * 7919 + rows.tid.cast("int64") * 104729) % _PRIME
-    return rows.filter(place.cast("float64") / _PRIME * float(step_ns) < rows.weight_ns.cast("float64"))
+    position = (rows.time_ns % _PRIME * 7919 + rows.tid.cast("int64") * 104729) % _PRIME
+    return rows.filter(position.cast("float64") / _PRIME * float(step_ns) < rows.weight_ns.cast("float64"))
 
 
 class _Part(NamedTuple):

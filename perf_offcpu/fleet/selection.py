@@ -60,7 +60,7 @@ class Selection:
 
 
 def utc(ns: int) -> str:
-    """Return a time as text: `2026-11-22 14:00:05`."""
+    """Format a time (ns since 1970) in UTC: `2026-11-22 14:00:05`."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(ns // _GIGA))
     except (ValueError, OverflowError, OSError):

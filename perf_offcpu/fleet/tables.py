@@ -49,8 +49,7 @@ class Tables:
         return self.opened[name]
 
     def _check_columns(self, name: str, schema: Any) -> None:
-        """Raise UsageError unless `schema` has the columns of TABLES. It is the first file's; engines compare
-        others."""
+        """Raise UsageError if `schema`, of the first file, lacks columns of TABLES (engines check the others)."""
         import ibis
 
         for column in TABLES[name]:

@@ -33,8 +33,8 @@ from perf_offcpu.perfdata.write.columns import woven
 
 
 class LateCopies:
-    """Collector of copies of user stacks that come in the file after a sample that refers to them by their caller
-    number. `reopen`: as of `SnapshotStore`."""
+    """Collector of copies of user stacks that come in the file after a sample that refers to them by the number
+    `caller` of its payload (`decode.snapshot_store`). `reopen`: as of `SnapshotStore`."""
 
     def __init__(self, reopen: Callable[[str], int | None]) -> None:
         self._store = SnapshotStore(Losses(), reopen=reopen)
@@ -64,7 +64,7 @@ class LateCopies:
                 self._callers.append(callers[late])
 
     def release(self) -> tuple[Snapshots, Samples, U64]:
-        """Return the late copies, the n samples that they are in, and uint64[n]: the caller number of each."""
+        """Return the late copies, the n samples that they are in, and uint64[n]: the `caller` of each."""
         callers = np.concatenate([np.empty(0, np.uint64), *self._callers])
         return self._store.release(), Samples.concat([Samples(), *self._samples]), callers
 

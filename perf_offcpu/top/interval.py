@@ -161,8 +161,8 @@ class Interval:
         return replace(self, chosen=chosen, lives_chosen=lives)
 
     def narrowed(self, key: str, label: str) -> "Interval":
-        """Choose fewer: the waits and threads that rows with `label` of the table by `key` sum. No threads are chosen
-        if the key is none of _OF_LIVES."""
+        """Choose only the waits and threads of the rows labelled `label` in the table by `key`; no threads if the key
+        is none of _OF_LIVES."""
         column, of_lives, _ = _column(self, key)
         values = np.array([row.value for row in self.rows(key) if row.label == label], np.int64)
         threads = np.isin(of_lives, values) if len(of_lives) else np.zeros_like(self.lives_chosen)

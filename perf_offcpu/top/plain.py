@@ -107,8 +107,8 @@ def milliseconds(ns: int | None) -> str:
 
 
 def since_text(row: Row) -> str:
-    """Format the length so far of a row's longest wait that has not ended, in s: `12.3`; `>12.3` if it is a lower
-    bound; "" if no thread is blocked."""
+    """Format the length so far of a row's longest unfinished wait, s: `12.3`, `>12.3`: at least; "": no thread is
+    blocked."""
     return f"{'>' if row.since_is_least else ''}{row.since / 1e9:.1f}" if row.now else ""
 
 

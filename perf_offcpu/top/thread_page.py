@@ -57,7 +57,7 @@ class History:
         return [moment.now for moment in self._moments]
 
     def shares(self, name: str, tids: I32) -> list[float]:
-        """Return the s/s of each interval that the threads `tids` spent in a state: blocked, runnable or running."""
+        """Return, for each interval, the s/s that threads spent in the state `name`: blocked, runnable or running."""
         return [
             float(getattr(moment, name)[np.isin(moment.tid, tids)].sum()) / 1e9 / moment.seconds
             for moment in self._moments

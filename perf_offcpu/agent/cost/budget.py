@@ -128,7 +128,7 @@ class Pauses:
         self._cpu_s = cpu_s
 
     def end(self, now_s: float, cpu_s: float) -> None:
-        """End a pause; if `following` cost too much, pauses of the next _FOR_S are without. Arguments: as of
+        """End a pause; if `following` cost too much, pauses of the next _FOR_S are without. For arguments see
         `begin`."""
         self.paused = False
         if self.following and cpu_s - self._cpu_s > COSTLY_S:

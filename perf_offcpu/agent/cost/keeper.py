@@ -149,8 +149,7 @@ class BudgetKeeper:
                 recorder.command(f"period {self.period.ns}ns")
 
     def keep_duty(self, now: float, recorder: Recorder | None) -> float:
-        """Pause or resume the recorder by the chosen part of this minute; return the time of the next call, monotonic
-        s."""
+        """Pause or resume the recorder by the part of this minute; return the time of the next call, monotonic s."""
         is_recording = recorder is not None and recorder.is_recording and not self.pauses.paused
         self._since_s = (self._since_s or now) if is_recording else 0.0
         if now >= self._minute_s + MINUTE_S:

@@ -53,8 +53,8 @@ class Programs:
         self._pid, self._files = pid, list(files.values())
 
     def run_ns(self, pid: int) -> int:
-        """Return the total run time of a process's programs, ns, which grows only while the kernel measures it. Raise
-        OSError if a descriptor is gone."""
+        """Return the run time of a process's programs, ns, as far as measured; raise OSError if a descriptor is
+        gone."""
         if pid != self._pid or not self._files:
             self.find(pid)
         try:
@@ -82,7 +82,7 @@ class Window(NamedTuple):
 
 
 class RunTime:
-    """Estimate of the run time of a recorder's BPF programs (`booked_s`). Call `step` again at the time it returns."""
+    """Estimate of the run time of a recorder's BPF programs, as the module says. Call `step` at the time it returns."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.booked_s = 0.0  # of all seconds booked so far
@@ -151,7 +151,7 @@ class RunTime:
 
     def _rate(self, kind: int) -> float:
         """Return the rate of a kind, else of the nearest kind with a rate, in s per switch; 0 if there is none."""
-        nearest = min(self._rates, key=lambda known: abs(known - kind), default=kind)
+        nearest = min(self._rates, key=lambda other: abs(other - kind), default=kind)
         run_s, in_windows, mean = self._rates.get(nearest, (0.0, 0.0, 1.0))
         rate = run_s / max(in_windows, mean / 2)
         return rate if nearest == kind else min(rate, _MOST_S)

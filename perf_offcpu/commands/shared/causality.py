@@ -41,7 +41,7 @@ def critical_path_from_args(args: argparse.Namespace) -> tuple[Profile, Timeline
 
 
 def _all_threads(args: argparse.Namespace, option: str) -> tuple[Profile, Timeline]:
-    """Read all waits of the recording; return profile and timeline. `option`: named in the error (`every_wait…`)."""
+    """Read all waits of the recording; return profile and timeline. `option`: its name, for errors."""
     from perf_offcpu.analysis.times.timeline import timeline_of
 
     profile = folded(args, every_wait_from_args(args, option))

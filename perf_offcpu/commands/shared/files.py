@@ -86,7 +86,7 @@ def check_distinct(inputs: Iterable[str], output: str) -> None:
 
 @contextlib.contextmanager
 def open_output(path: str, *, binary: bool, inputs: Iterable[str] = ()) -> Iterator[IO[Any]]:
-    """Yield a stream for bytes (`binary`) or text (UTF-8, `\n`) to a file; `-` is standard output.
+    """Yield a stream for bytes (`binary`) or text (UTF-8, lines end with LF) to a file; `-` is standard output.
 
     Text for names in `.gz` is compressed, always to the same bytes. A file gets its name, or replaces the old one, when
     the `with` block ends without an exception; until then it is a temporary file. A FIFO or device is written directly.

@@ -29,7 +29,7 @@ _COLD, _HOT, _GROWN, _SHRUNK = (0.58, 0.02), (0.58, 0.55), 0.0, 0.36
 
 
 def write(profile: Profile, out: TextIO, options: Options) -> None:
-    """Write the graph in the form that `options.form` names: dot, graphml, gexf, json or text."""
+    """Write the graph that the options choose as a picture (`svg`) or in a `form`: dot, graphml, gexf, json or text."""
     import networkx
 
     more = title_of(profile, options.title), options.per_thread, options.min_share

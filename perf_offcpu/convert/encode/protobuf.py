@@ -98,12 +98,12 @@ class Rows:
         text = np.empty(int(ends[-1]) + _WORD, np.uint8)
         words = np.ndarray(len(text) - _WORD + 1, "<u8", text, 0, (1,))  # a word at each byte
         begin = ends - total - gap
-        place, first = begin.copy(), words[:0]
+        position, first = begin.copy(), words[:0]
         for index, part in enumerate(self.parts):
             if index == leading and not gap:
                 first = words[begin]
-            words[place] = part.words
-            place += part.length
+            words[position] = part.words
+            position += part.length
         text = text[: ends[-1]]
         if not gap:
             words[begin] = first
@@ -137,8 +137,8 @@ def varint(value: int) -> bytes:
 
 
 def field(number: int, value: int | str | bytes) -> bytes:
-    """Encode field `number` of one message: an int as a varint, a str or bytes (string, message) with tag and length.
-    Lone surrogates become question marks."""
+    """Encode a field of one message: an int as a varint, a str (lone surrogates as `?`) or bytes with tag and
+    length."""
     if isinstance(value, int):
         return varint(number << 3 | _VARINT) + varint(value)
     data = value.encode("utf-8", "replace") if isinstance(value, str) else value

@@ -79,9 +79,9 @@ def _digits(values: I64, decimals: int, null: Bool) -> str:
     text: U8 = np.full((len(values), width + (decimals > 0) + 1), _COMMA, np.uint8)
     shown = np.ones(text.shape, np.bool_)
     rest = values.astype(np.uint64)
-    for place in range(width - 1, -1, -1):
-        column = place + (1 if decimals and place >= point else 0)
-        if place < point - 1:
+    for index in range(width - 1, -1, -1):
+        column = index + (1 if decimals and index >= point else 0)
+        if index < point - 1:
             shown[:, column] = rest != 0
         rest, digit = np.divmod(rest, np.uint64(10))
         text[:, column] = digit.astype(np.uint8) + np.uint8(_ZERO)

@@ -50,7 +50,7 @@ def write(profile: Profile, out: TextIO, options: Options) -> None:
 
 
 class _Thread(NamedTuple):
-    """Thread of the file: the samples of one kind of a track."""
+    """Thread of the file: the samples of one kind (waits, on-CPU, without time) of a thread of the recording."""
 
     track: int  # index of the track
     kind: str  # "" for waits, ON_CPU or NO_PLACE

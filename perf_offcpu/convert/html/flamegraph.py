@@ -54,9 +54,9 @@ def describe(profile: Profile, options: Options) -> dict[str, Any]:
     both, is_old = with_older(profile, options.diff)
     tree = build_paths(both, options)
     order, off = preorder(tree), both.is_offcpu() | (profile.other_samples == TASK_READING)
-    place_of_node = np.empty(len(order), np.int64)
-    place_of_node[order] = np.arange(len(order))
-    place = place_of_node[tree.of_sample]
+    number_of_node = np.empty(len(order), np.int64)
+    number_of_node[order] = np.arange(len(order))
+    node = number_of_node[tree.of_sample]
     names = names_document(tree)
     kinds = (("off", off & ~is_old), ("on", ~off & ~is_old))
     return {
@@ -67,8 +67,8 @@ def describe(profile: Profile, options: Options) -> dict[str, Any]:
         "names": names,
         "nodes": {"depth": depths(tree.parent)[order].tolist(), "name": tree.name[order].tolist()},
         "layers": [_layer(kind, tree, both, rows, order) for kind, rows in kinds if rows.any()],
-        "parts": breakdown(both, place, ~is_old),
-        "before": series(both, place, np.flatnonzero(is_old)) if options.diff is not None else None,
+        "parts": breakdown(both, node, ~is_old),
+        "before": series(both, node, np.flatnonzero(is_old)) if options.diff is not None else None,
     }
 
 
@@ -91,14 +91,14 @@ def preorder(tree: PathTree) -> I64:
     size = subtree_sums(tree, np.ones(len(tree), np.int64))
     by_depth = np.argsort(depth, kind="stable")
     levels = np.split(by_depth, np.flatnonzero(np.diff(depth[by_depth])) + 1)
-    place = np.empty(len(tree) + 1, np.int64)
-    place[-1] = -1  # above the roots, whose parent is -1
+    number = np.empty(len(tree) + 1, np.int64)
+    number[-1] = -1  # above the roots, whose parent is -1
     for level in levels:
-        above = place[tree.parent[level]]
+        above = number[tree.parent[level]]
         sorted_ = np.lexsort((rank[level], above))
         node, above = level[sorted_], above[sorted_]
-        place[node] = above + 1 + running_sums(above + 1, size[node])
-    return np.argsort(place[:-1], kind="stable")
+        number[node] = above + 1 + running_sums(above + 1, size[node])
+    return np.argsort(number[:-1], kind="stable")
 
 
 def _layer(kind: str, tree: PathTree, profile: Profile, rows: Bool, order: I64) -> dict[str, Any]:
@@ -110,8 +110,8 @@ def _layer(kind: str, tree: PathTree, profile: Profile, rows: Bool, order: I64) 
     return {"kind": kind, "hi": hi.tolist(), "lo": lo.tolist(), "count": count.tolist()}
 
 
-def breakdown(profile: Profile, place: I64, chosen: Bool) -> list[dict[str, Any]]:
-    """Return a `series` for each task state, wait class and comm of a waker among the chosen off-cpu samples. `place`:
+def breakdown(profile: Profile, node: I64, chosen: Bool) -> list[dict[str, Any]]:
+    """Return a `series` for each task state, wait class and comm of a waker among the chosen off-cpu samples. `node`:
     int64[samples], the number in preorder of the node at which a sample's stack ends."""
     rows = np.flatnonzero(chosen & profile.is_offcpu())
     states, classes = state_codes(profile.samples)[rows], classify(profile).wait_class[rows]
@@ -119,14 +119,14 @@ def breakdown(profile: Profile, place: I64, chosen: Bool) -> list[dict[str, Any]
     parts = [("state", STATES[code].words, rows[states == code]) for code in codes]
     parts += [("class", WaitClass(code).label, rows[classes == code]) for code in distinct(classes).tolist()]
     parts += [("waker", name, rows_of_waker) for name, rows_of_waker in _by_waker(profile, rows)]
-    return [{"kind": kind, "name": name} | series(profile, place, chosen_rows) for kind, name, chosen_rows in parts]
+    return [{"kind": kind, "name": name} | series(profile, node, chosen_rows) for kind, name, chosen_rows in parts]
 
 
-def series(profile: Profile, place: I64, rows: I64) -> dict[str, list[int]]:
-    """Sum the weights of samples `rows` by node (`place`); return columns of nodes and weights (hi * 10^9 + lo)."""
-    first, group_of = group(place[rows])
+def series(profile: Profile, node: I64, rows: I64) -> dict[str, list[int]]:
+    """Sum the weights of samples `rows` by `node`, int64[samples]; return columns: nodes, weights (hi * 10^9 + lo)."""
+    first, group_of = group(node[rows])
     hi, lo = np.divmod(sum_by(group_of, profile.samples.period[rows], len(first)), _GIGA)
-    return {"node": place[rows][first].tolist(), "hi": hi.tolist(), "lo": lo.tolist()}
+    return {"node": node[rows][first].tolist(), "hi": hi.tolist(), "lo": lo.tolist()}
 
 
 def _by_waker(profile: Profile, rows: I64) -> list[tuple[str, I64]]:

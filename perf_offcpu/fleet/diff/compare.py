@@ -98,12 +98,12 @@ def rates(cube: Cube, keys: Sequence[str], rows: Sequence[Key]) -> F64:
     wanted = ibis.memtable([dict(zip(types, row, strict=True)) for row in rows], schema=ibis.schema(types))
     on = [per_host[column] == wanted[f"of_{column}"] for column in columns]
     sums = cube.selected.tables.engine.run(per_host.semi_join(wanted, on))
-    host_rows, places = ({key: place for place, key in enumerate(keys)} for keys in (cube.recorded, rows))
+    host_rows, key_rows = ({key: row for row, key in enumerate(keys)} for keys in (cube.recorded, rows))
     result: F64 = np.zeros((2, len(host_rows), len(rows)), np.float64)
     values = zip(sums[cube.unit], records(sums, columns), sums["weight"], sums["waits"], strict=True)
     for host, row, weight, waits in values:
         if host in host_rows:
-            result[:, host_rows[host], places[row]] += weight / cube.recorded[host], waits / cube.recorded[host]
+            result[:, host_rows[host], key_rows[row]] += weight / cube.recorded[host], waits / cube.recorded[host]
     return result
 
 
@@ -218,8 +218,7 @@ class _Sides:
             )
 
     def rates(self, keys: Sequence[str], rows: Sequence[Key]) -> list[F64]:
-        """Return the rates of `rows` (values of `keys`) before and after, float64[2, hosts, rows] each; see function
-        `rates`."""
+        """Return `rates` of `rows` (values of `keys`) before and after, float64[2, hosts, rows] each."""
         return [rates(cube, keys, rows)[:, hosts] for cube, hosts in zip(self.cubes, self._rows, strict=True)]
 
     def totals(self) -> list[F64]:
@@ -239,9 +238,9 @@ class _Sides:
         if not self._are_waits:
             return [None] * len(rows)
         sides = []
-        for cube, places in zip(self.cubes, self._rows, strict=True):
+        for cube, rows_of_hosts in zip(self.cubes, self._rows, strict=True):
             ids = list(cube.recorded)
-            sides.append(lengths_of(cube.selected, keys, cube.unit, [ids[place] for place in places], _TAIL))
+            sides.append(lengths_of(cube.selected, keys, cube.unit, [ids[row] for row in rows_of_hosts], _TAIL))
         values = [[side.get(row) for side in sides] for row in rows]
         return [(before, after) if before and after else None for before, after in values]
 
@@ -259,9 +258,9 @@ class _Sides:
         means = [side[0].mean(axis=0).tolist() for side in sides]
         lengths = self._lengths(*sides) if self._are_waits else [None] * len(labels)
         rows = [Change(*row) for row in zip(labels, frames, *means, verdicts.p.tolist(), lengths, strict=True)]
-        for place, tail in enumerate(percentiles):
-            if length := rows[place].lengths:
-                rows[place] = replace(rows[place], lengths=replace(length, p99_ns=tail))
+        for index, tail in enumerate(percentiles):
+            if length := rows[index].lengths:
+                rows[index] = replace(rows[index], lengths=replace(length, p99_ns=tail))
         rows.sort(key=lambda row: (not row.is_shown, -abs(row.change), row.values, row.frames))
         return Changes(keys, rows, verdicts)
 

@@ -66,9 +66,9 @@ def outliers_of(selected: Selected, keys: Sequence[str]) -> Outliers:
         part = rate[[row_of[host] for host in hosts]]
         z, median = robust_z(part), np.median(part, axis=0)
         enough = np.abs(part - median) >= _SMALLEST * np.median(part.sum(axis=1))
-        for place, row in np.argwhere((np.abs(z) >= limit) & enough).tolist():
-            facts = (float(part[place, row]), float(median[row]), float(z[place, row]))
-            outliers.append(Outlier(names[hosts[place]], service, labels[row], *facts))
+        for index, row in np.argwhere((np.abs(z) >= limit) & enough).tolist():
+            facts = (float(part[index, row]), float(median[row]), float(z[index, row]))
+            outliers.append(Outlier(names[hosts[index]], service, labels[row], *facts))
     outliers.sort(key=lambda outlier: -abs(outlier.z))
     return Outliers(tuple(keys), outliers, limit, len(compared), number, len(row_of) - number)
 

@@ -20,7 +20,7 @@ from perf_offcpu.units import UNITS
 
 @frozen
 class _Rates:
-    """Formatter of the rates of a selection: weight per second, as `Off-cpu ms` or `Instructions`."""
+    """Formatter of the rates of a selection, in weight per second: off-CPU time, or a number such as instructions."""
 
     style: Style
     facts: Head
