@@ -125,7 +125,6 @@ def read_bounded(fd: int, max_bytes: int, shown: str) -> bytes:
 
 
 def _read_begin(fd: int, most_bytes: int) -> bytes:
-    """Read at most `most_bytes` from a descriptor."""
     content, block = bytearray(), _FIRST_BLOCK
     while len(content) < most_bytes and (part := os.read(fd, min(block, most_bytes - len(content)))):
         content += part

@@ -57,7 +57,6 @@ def commit() -> str:
 
 
 def _line(path: str) -> str:
-    """Return the content of a small file without blanks around it."""
     return read_regular(path, 4096).decode("ascii").strip()
 
 

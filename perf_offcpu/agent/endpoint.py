@@ -210,7 +210,6 @@ class Endpoint:
             self._drop(client)
 
     def _answer(self, request: bytes) -> bytes:
-        """Return the HTTP response to a request."""
         match = _REQUEST.match(request)
         status, text, more = 400, "GET /metrics or /health\n", ""
         shown = _SHOWN.search(request)

@@ -101,7 +101,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _cascade(args: argparse.Namespace) -> int:
-    """Write the graph of --cascade, and return the exit status."""
     if args.diff is not None or args.all_events or args.critical_path or args.event:
         raise UsageError("--cascade is about waits: no --diff, --all-events, --critical-path, --event")
     if args.format != "callgraph":

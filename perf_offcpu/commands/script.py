@@ -63,7 +63,6 @@ def _profile(args: argparse.Namespace) -> "Profile":
 
 
 def _describe_fields() -> str:
-    """Return the help text on all fields."""
     lines, fields = [f"fields (default: {','.join(DEFAULT_FIELDS)}):"], PERF_FIELDS | OWN_FIELDS
     width = max(map(len, fields))
     for name, meaning in fields.items():

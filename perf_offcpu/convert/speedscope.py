@@ -52,7 +52,6 @@ class _Writer:
         self._stacks = {-1: "[]"} | {node: f"[{path}]" for node, path in paths}
 
     def write(self, out: TextIO) -> None:
-        """Write the JSON of the file."""
         profile = self.profile
         head = {
             "$schema": SCHEMA,

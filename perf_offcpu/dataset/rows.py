@@ -144,7 +144,6 @@ def _host_columns(host: Host, rows: int) -> dict[str, Any]:
 
 
 def _same_text(text: str, rows: int) -> Texts:
-    """Return a column with the same text in each of `rows` rows."""
     return Texts([printable(text)], np.zeros(rows, np.int64))
 
 

@@ -60,7 +60,6 @@ class GrpcSender:
         return export_answer(answer) if self._target.server.export_answers else Answer()
 
     def _open(self) -> Any:
-        """Return a new grpc.Channel to the target."""
         options = [
             ("grpc.primary_user_agent", f"perf-offcpu/{version()}"),
             ("grpc.max_receive_message_length", MOST_BYTES),

@@ -172,7 +172,6 @@ class BudgetKeeper:
         return self._recorded_s + (now - self._since_s if self._since_s else 0.0)
 
     def _begin_minute(self, now: float) -> None:
-        """Choose the part of the minute that begins."""
         recorded_s, self._recorded_s, self._minute_s, self._is_over = self._recorded(now), 0.0, now, False
         self._since_s = now if self._since_s else 0.0
         self._duty.adapt(self._budget, recorded_s, self.bpf.share(), self.length.seconds)

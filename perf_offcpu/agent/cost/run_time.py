@@ -157,7 +157,6 @@ class RunTime:
         return rate if nearest == kind else min(rate, _MOST_S)
 
     def _open(self, pid: int) -> None:
-        """Begin a window for the recorder `pid`."""
         from perf_offcpu.collect.bpf.syscall import enable_stats
 
         self._window_s = float("inf")

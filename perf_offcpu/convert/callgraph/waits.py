@@ -104,8 +104,8 @@ def _bare(graph: Any) -> Any:
 
 
 def _mark_knots(graph: Any) -> None:
-    """Set `dropped` of the light edges that hide knots, `knot` of the nodes (number of its knot, 0 none), and the
-    graph's list of knots, by the time that they hold."""
+    """Set `dropped` of the light edges that hide knots, `knot` of the nodes (number of the node's knot, 0 none), and
+    the graph's list of knots, by the time that they hold."""
     import networkx
 
     bare = _bare(graph)

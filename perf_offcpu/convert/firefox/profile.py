@@ -60,8 +60,6 @@ class _Thread(NamedTuple):
 
 
 class _Writer:
-    """Formatter of a profile as JSON."""
-
     def __init__(self, profile: Profile, options: Options) -> None:
         self.profile, self.samples = profile, profile.samples
         self.decimals = _MS_DIGITS if unit_of(profile) == "ns" else 0
@@ -89,7 +87,6 @@ class _Writer:
                 yield _Thread(index, NO_PLACE, unplaced, sums[unplaced], sums[unplaced] + self.samples.period[unplaced])
 
     def parts(self) -> Iterator[str]:
-        """Yield the JSON of the file in parts."""
         yield '{"meta":' + json.dumps(self._meta(), separators=(",", ":"))
         yield ',\n"libs":' + self.tables.libs()
         yield ',\n"threads":['
@@ -269,7 +266,6 @@ class _PathThread:
         self._begin_ns, self._end_ns = path.begin_ns - origin_ns, path.end_ns - origin_ns
 
     def parts(self) -> Iterator[str]:
-        """Yield the JSON of the thread in parts."""
         title, rows = self._path.title, np.arange(len(self._path.name))
         names = {"name": title, "isMainThread": False, "processName": title, "pid": "path", "tid": "path"}
         yield json.dumps(THREAD | {"showMarkersInTimeline": True} | names, separators=(",", ":"))[:-1]

@@ -193,6 +193,5 @@ def _hash(text: str) -> str:
 
 
 def _asset(name: str) -> str:
-    """Return the text of a file in the package's assets."""
     # direct: the package's own file
     return resources.files("perf_offcpu.convert.html").joinpath("assets", name).read_text("utf-8")

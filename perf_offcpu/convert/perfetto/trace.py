@@ -52,8 +52,6 @@ def write(profile: Profile, out: BinaryIO, options: Options) -> None:
 
 
 class _Writer:
-    """Encoder of a profile as packets of a trace."""
-
     def __init__(self, profile: Profile, options: Options) -> None:
         self.profile, self.samples = profile, profile.samples
         self.timeline = timeline_of(profile)
@@ -94,7 +92,6 @@ class _Writer:
         self.waker_details = from_bytes([b""] * (len(nodes) - len(waker_nodes)) + texts)
 
     def parts(self) -> Iterator[bytes]:
-        """Yield the bytes of the trace in parts."""
         yield packets.FIRST_PACKET
         yield packets.clock_packet(self.profile)
         yield packets.packet(field(12, b"".join(self.interned.parts) + packets.frames(self.tree, self.names)))
