@@ -77,6 +77,7 @@ def load_config(path: str | None, given: Mapping[str, Any]) -> AgentConfig:
 def _read(path: str) -> dict[str, Any]:
     try:
         values = tomllib.loads(read_regular(path, _MAX_FILE).decode())
+        str(values)  # ValueError for a hexadecimal number that no message could show
     except OSError as problem:
         raise UsageError(f"{path}: {problem.strerror}") from None
     except (ValueError, RecursionError) as problem:  # ValueError: of TOML, UTF-8, and digits of a number

@@ -91,7 +91,8 @@ def test_what_is_not_possible_is_one_sentence(words: str, text: str) -> None:
         parsed(*shlex.split(words))
 
 
-UNREADABLE = [(content, "not a TOML file") for content in ("a = " + "[" * 5000, "a = " + "9" * 5000, "\udc80")]
+VALUES = ("[" * 5000, "9" * 5000, "0x" + "9" * 5000, "\udc80")
+UNREADABLE = [(f"segment = {value}", "not a TOML file") for value in VALUES]
 
 
 @pytest.mark.parametrize(("content", "text"), [*examples("unit/sentences.txt", "agent.toml"), *UNREADABLE])
