@@ -121,11 +121,11 @@ def test_on_cpu_samples_have_the_functions_that_run(python: str, tmp_path: Path)
         pytest.skip(f"{python} is not installed")
     spins = SPINS.replace("0.4", f"{0.4 * PATIENCE}")  # until the program is known to run Python
     done = run("-F", "999", "--", command, "-c", spins, cwd=tmp_path)
-    profile, said = done.profile, list[tuple[str, str]]()
+    profile, said, edge = done.profile, list[tuple[str, str]](), MS * PATIENCE
     samples = profile.samples
     for line in done.stdout.splitlines():
         begin, end, function, depth = line.split()
-        during = (samples.time_ns > int(begin) + MS) & (samples.time_ns < int(end) - MS)
+        during = (samples.time_ns > int(begin) + edge) & (samples.time_ns < int(end) - edge)
         truth = {
             "plain": f"(spin )?(plain ){{1,{int(depth) + 1}}}",
             "through_c": "(spin )?(<lambda> )?(through_c <lambda> )*through_c ",
