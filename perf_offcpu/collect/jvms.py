@@ -25,6 +25,7 @@ from perf_offcpu.losses import Losses
 from perf_offcpu.text import printable
 
 _FIRST_S, _LONGER, _LONGEST_S = 1.0, 2.0, 3600.0
+_MUCH, _SHARE = 1.02, 0.02
 _MOST_JVMS: Final = 256
 _AT_ONCE: Final = 16
 _MOST_S: Final = 3.0  # time of _AT_ONCE together; one takes some 0.1 s
@@ -127,19 +128,25 @@ class Jvms(MappingFollower):
         while pids and time.monotonic() < now + _MOST_ALL_S:
             asked = {pid: in_background(partial(_ask_one, pid)) for pid in pids[:_AT_ONCE]}
             pids = pids[_AT_ONCE:]
+            begin_s = time.monotonic()
             for pid, answer in asked.items():
-                self._take(pid, answer.result())
+                self._take(pid, answer.result(), time.monotonic() - begin_s)
         for pid in pids:
             self._take(pid, b"!no time was left")
 
-    def _take(self, pid: int, answer: bytes) -> None:
-        """Keep the answer of a JVM; say once why it has none."""
+    def _take(self, pid: int, answer: bytes, cost_s: float = 0) -> None:
+        """Keep the answer of a JVM, which took `cost_s`; say once why it has none. As long as a JVM compiles much, the
+        time to the next question does not become longer, but questions take at most _SHARE of the time."""
         others = sum(len(text) for process, text in self.maps.items() if process != pid)
         if len(answer) + others > _MOST_KEPT:
             answer = b"!the maps of others take all room"
         if answer and not answer.startswith(b"!"):
-            older = lines_dropped(self.maps.get(pid, b""), answer, _MOST_KEPT - others - len(answer))
+            before = self.maps.get(pid, b"")
+            older = lines_dropped(before, answer, _MOST_KEPT - others - len(answer))
             self.maps[pid] = b":apart %d\n%b%b" % (self._apart_ns.get(pid, 0), older, answer)
+            if pid in self._due and len(self.maps[pid]) > _MUCH * len(before):
+                pause_s = max(self._due[pid][1] / _LONGER, cost_s / _SHARE)
+                self._due[pid] = time.monotonic() + pause_s, pause_s
         elif pid in self._due and pid not in self.maps and pid not in self._refused:
             self._refused.add(pid)
             self._lost.add(losses.JVM_UNASKED)

@@ -263,6 +263,18 @@ def test_code_that_a_jvm_has_compiled_again_keeps_its_name(monkeypatch: pytest.M
     assert b" a\n" not in follower.maps[pid]
 
 
+def test_jvms_that_compile_are_asked_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    pid = os.getpid()
+    answers = {pid: b"".join(b"%x 10 a\n" % (16 * number) for number in range(100))}
+    follower, pauses = asked(monkeypatch, answers, [], Losses()), list[float]()
+    for more in (50, 1, 50, 0, 0):
+        pauses.append(follower._due[pid][1])
+        answers[pid] += b"".join(b"%x 10 b\n" % (len(answers[pid]) * 16 + number) for number in range(more))
+        follower.ask_all()
+    first = pauses[0]
+    assert [*pauses, follower._due[pid][1]] == [first, first, 2 * first, 2 * first, 4 * first, 8 * first]
+
+
 def test_all_maps_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many processes a user starts that answer like JVMs."""
     monkeypatch.setattr(jvms, "_MOST_KEPT", 1000)
