@@ -13,7 +13,7 @@ from perf_offcpu.abi import wait_objects
 from perf_offcpu.binary.layout import BYTE, TEXT, U16, U32, U64, Field, Layout, Order, to_int
 
 EVENT_NAME = "offcpu-counters"
-"""Name of the evsel of these samples. Its only id is chosen by the recorder: the kernel has no such event."""
+"""Name of the evsel of losses and budgets. Its only id is chosen by the recorder: the kernel has no such event."""
 
 EVENT_ID = int.from_bytes(b"offcpu-c", "big")  # its id. The kernel counts from 1 and will not reach it
 TASK_EVENT = "offcpu-task"
@@ -78,7 +78,7 @@ BUDGETS = Layout("offcpu-counters budgets", *_HEAD, Field("budgets", BUDGET, cou
 
 
 def budget_layout(payload: bytes, order: Order) -> Layout:
-    """Return the layout of one budget in a payload of BUDGETS, by the version that it states."""
+    """Return the layout of one budget in a BUDGETS payload, by the version that the payload states."""
     end = _BUDGET_ENDS.get(to_int(payload[4:6], order))
     return BUDGET.prefix(BUDGET.offset(end)) if end else BUDGET
 
@@ -120,8 +120,9 @@ TASKS = Layout(
         "switch_out_ns the begin of the readings, weight_ns the sum of the times of all",
     ),
 )
-GOROUTINES = "goroutines"
-"""Payload with tasks of asyncio of a thread that is blocked; without any if it ran, or they could not be read."""
+"""Payload with the asyncio tasks of one reading of an event loop; none if the thread ran, or they could not be read."""
+
+GOROUTINES = "goroutines"  # name of a task that stands for all goroutines of one stack
 
 CODE = Layout(
     "offcpu-counters Python function",

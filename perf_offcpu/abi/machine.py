@@ -34,9 +34,9 @@ class Registers:
 
 
 class RegisterWords(NamedTuple):
-    """Indices of u64 words in struct pt_regs as user space knows it (user_pt_regs on arm64); `number`: how many."""
+    """Locate the user registers in kernel memory: indices of u64 words in struct pt_regs (arm64: user_pt_regs)."""
 
-    number: int
+    number: int  # words of the structure
     ip: int
     sp: int
     fp: int

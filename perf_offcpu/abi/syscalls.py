@@ -47,7 +47,7 @@ _ALIASES = (
     (re.compile(r"s390"), "s390x"),
     (re.compile(r"ppc64le|powerpc.*"), "ppc64"),
 )
-"""Other names of architectures in `uname -m` and perf's header (pattern), each with its key in _TABLES."""
+"""(pattern of other names of an architecture in `uname -m` and perf's header, its key in _TABLES)."""
 _COMPAT = {"x86_64": "i386", "aarch64": "arm"}
 _COMPAT_ENTRY = re.compile(
     r"(?:__)?do_(?:fast_syscall_32|int80_emulation|int80_syscall_32|SYSENTER_32)|entry_(?:INT80|SYSENTER|SYSCALL)"
@@ -56,7 +56,8 @@ _COMPAT_ENTRY = re.compile(
 
 
 def syscall_names(arch: str, *, compat: bool = False) -> Mapping[int, str]:
-    """Return number → name of system calls on `arch` (`uname -m`), of 32-bit programs if `compat`; {} if unknown."""
+    """Return number → name of the system calls on `arch` (`uname -m`); {} for an unknown one. `compat`: numbers without
+    COMPAT_BIT are those of 32-bit programs."""
     name = next((table for pattern, table in _ALIASES if pattern.fullmatch(arch)), arch)
     return _with_compat(name, _COMPAT.get(name, name) if compat else name)
 
@@ -73,7 +74,7 @@ def is_compat_entry(function: str) -> bool:
 
 @functools.cache
 def _with_compat(arch: str, own: str) -> Mapping[int, str]:
-    """Return the names of `own`, and those of 32-bit programs on `arch` by their numbers in samples."""
+    """Return number → name of the system calls of table `own`; with COMPAT_BIT set, of 32-bit programs on `arch`."""
     compat = _names(_COMPAT[arch]) if arch in _COMPAT else {}
     return {**{COMPAT_BIT | number: name for number, name in compat.items()}, **_names(own)}
 
@@ -116,10 +117,12 @@ CALLS: Mapping[str, tuple[str, str]] = {
     for limit, names in calls.items()
     for name in names.split()
 }
-"""System call → (what its arguments name: offcpu_call_kind, which argument is its time limit: offcpu_timeout)."""
+"""System call → (kind of object that its arguments name: offcpu_call_kind; argument with its time limit:
+offcpu_timeout), values of enums in bpf/off_cpu.h."""
 
 
 def call_numbers(arch: str) -> dict[int, tuple[str, str]]:
-    """Return call number → (form of the object argument, form of the timeout), for CALLS on `arch` (`uname -m`)."""
+    """Return number → (offcpu_call_kind, offcpu_timeout) of the system calls in CALLS on `arch` (`uname -m`), without
+    those of 32-bit programs."""
     names = {number: name for number, name in syscall_names(arch).items() if number < SYSCALL_NUMBERS}
     return {number: CALLS[name] for number, name in names.items() if name in CALLS}

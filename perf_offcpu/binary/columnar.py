@@ -39,14 +39,16 @@ class Rows:
 def gather_fields(
     data: NDArray[np.uint8], starts: I64, fields: Sequence[Field], order: Order
 ) -> dict[str, NDArray[Any]]:
-    """Return name → array[n] in native byte order of integer `fields` that are adjacent from `starts` (int64[n]) on."""
+    """Read adjacent integer `fields` of n records, the first at byte offsets `starts` (int64[n]). Returns field name →
+    array[n] in native byte order."""
     kinds = np.dtype([(field.name, field.type.dtype(order)) for field in fields if isinstance(field.type, Int)])
     records = _windows(data, kinds.itemsize)[starts].view(kinds)
     return {field.name: records[field.name].astype(native(field.type)) for field in fields}
 
 
 def gather(data: NDArray[np.uint8], starts: I64, type_: Int, order: Order = "<") -> NDArray[Any]:
-    """Return integers of one type at byte offsets `starts` (int64[n], any alignment), native byte order."""
+    """Read the integers of type `type_` at byte offsets `starts` (int64[n], any alignment). Returns array[n] in native
+    byte order."""
     return _overlapping(data, type_.size, order)[starts].astype(native(type_), copy=False)
 
 
@@ -57,7 +59,7 @@ def native(type_: object) -> np.dtype[Any]:
 
 
 def gather_u64(data: NDArray[np.uint8], starts: I64, order: Order = "<") -> NDArray[np.uint64]:
-    """Return uint64[n]: the words at byte offsets `starts` (int64[n], any alignment: raw data lies at 4 mod 8)."""
+    """Return uint64[n]: the words at byte offsets `starts` (int64[n], any alignment)."""
     words: NDArray[np.uint64] = gather(data, starts, U64, order)
     return words
 
@@ -81,7 +83,8 @@ def offsets_of(counts: I64) -> I64:
 
 
 def row_blocks(offsets: I64) -> Iterator[tuple[int, int]]:
-    """Cut ragged rows (offsets int64[n + 1]) into runs (first row, row after the last) of about BLOCK items."""
+    """Cut n rows of different lengths (offsets int64[n + 1]) into blocks of about BLOCK items; yield each block's
+    (first row, row after the last)."""
     cuts = np.searchsorted(offsets, np.arange(offsets[0], offsets[-1], BLOCK))
     return itertools.pairwise(sorted({0, *cuts.tolist(), len(offsets) - 1}))
 
@@ -110,7 +113,8 @@ _ROWS_OF_A_LENGTH = 16  # rows of one length that are worth a step of numpy
 
 
 def _lengths(counts: I64) -> list[tuple[int, I64]] | None:
-    """Return (length, int64 rows that have it) for each distinct length; None if there are too many to be worth it."""
+    """Return (length, int64 rows of this length) for each distinct length; None if the lengths are so many that copying
+    length by length is slower than word by word."""
     if not len(counts):
         return []
     if bool((counts == counts[0]).all()):
@@ -126,7 +130,8 @@ def _lengths(counts: I64) -> list[tuple[int, I64]] | None:
 
 
 def row_groups(offsets: I64) -> Iterator[tuple[int, I64 | slice]] | None:
-    """Iterate over (length, rows of this length), at most BLOCK items at once, no empty rows; None: many lengths."""
+    """Group the nonempty ones of n rows (offsets int64[n + 1]) by length; iterate over (length, rows of this length),
+    at most BLOCK items at a time. Returns None if there are too many lengths, as `_lengths` does."""
     lengths = _lengths(np.diff(offsets))
     if lengths is None:
         return None
@@ -143,7 +148,7 @@ def row_groups(offsets: I64) -> Iterator[tuple[int, I64 | slice]] | None:
 
 
 def rows_of(values: NDArray[np.uint64], starts: I64, length: int) -> NDArray[np.uint64]:
-    """Return uint64[n, length]: row i is the `length` words of `values` from index starts[i] (int64[n]) on."""
+    """Return uint64[n, length]: row i holds the `length` words of `values` that begin at index starts[i] (int64[n])."""
     return _windows(values.view(np.uint8), 8 * length, step=8)[starts].view(np.uint64).reshape(-1, length)
 
 
@@ -167,8 +172,8 @@ def gather_bytes(data: NDArray[np.uint8], rows: Rows) -> tuple[I64, NDArray[np.u
 
 
 def move_rows(target: NDArray[np.uint8], places: I64, source: NDArray[np.uint8], starts: I64, sizes: I64) -> None:
-    """Copy n pieces of `sizes` bytes (int64[n]) from one buffer to another, in which they must not overlap. `places`
-    and `starts` (int64[n]) are where each goes in `target` and begins in `source`, at any alignment."""
+    """Copy n pieces of bytes: piece i has sizes[i] bytes, begins at byte starts[i] of `source` and goes to byte
+    places[i] of `target` (all int64[n], any alignment). Pieces must not overlap in `target`."""
     lengths = _lengths(sizes)
     for length, group in lengths or ():
         if length:
@@ -280,7 +285,7 @@ class _Columnar:
 
 
 def is_scalar(field: Field) -> bool:
-    """Return whether the field is a single integer that every record of its shape has."""
+    """Return True if the field is one integer that every record of its shape has: no array, no `where` condition."""
     return isinstance(field.type, Int) and field.count is None and field.where is None
 
 

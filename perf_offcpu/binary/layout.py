@@ -32,14 +32,14 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Int(NamedTuple):
-    """An integer type of `size` bytes: 1, 2, 4 or 8."""
+    """Describe an integer type of `size` bytes: 1, 2, 4 or 8."""
 
     size: int
     signed: bool = False
 
     @property
     def code(self) -> str:
-        """The format character of the struct module, such as "I"."""
+        """Return the format character of the struct module, such as "I"."""
         letter = {1: "B", 2: "H", 4: "I", 8: "Q"}[self.size]
         return letter.lower() if self.signed else letter
 
@@ -84,7 +84,7 @@ class Field:
     doc: str = ""  # meaning and unit, for `dump` and the documents
 
     def present(self, shape: Shape) -> bool:
-        """Return whether records of this shape have the field."""
+        """Return True if records of this shape have the field (`if_`)."""
         if self.if_ is None:
             return True
         if isinstance(self.if_, enum.IntFlag):
@@ -93,14 +93,15 @@ class Field:
         return bool(self.if_(shape))
 
     def items(self, shape: Shape, values: Mapping[str, Any]) -> int | None:
-        """Return the number of items; None if the field is no array, or its count is a field that `values` lacks."""
+        """Return the number of items of an array; None for a single value, for REST, or if `values` (field name →
+        value) lacks the field that holds the count."""
         if isinstance(self.count, str):
             return int(values[self.count]) if self.count in values else None
         return self.count(shape) if callable(self.count) else self.count
 
 
 def to_int(data: Buffer, order: Order) -> int:
-    """Return the bytes as an unsigned integer."""
+    """Decode all bytes of `data` as one unsigned integer."""
     return int.from_bytes(data, "little" if order == "<" else "big")
 
 
@@ -110,7 +111,7 @@ def padding(size: int) -> int:
 
 
 class Layout:
-    """A named sequence of fields, in wire order; `source` is the header or source file that defines it."""
+    """Describe a binary structure as a sequence of fields, in wire order; `source` names the file that defines it."""
 
     def __init__(self, name: str, *fields: Field | Neighbours, source: str = "") -> None:
         self.name, self.source = name, source
@@ -144,8 +145,8 @@ class Layout:
     def unpack_sound(
         self, data: Buffer, order: Order, shape: Shape, start: int, end: int
     ) -> tuple[dict[str, Any], int, LayoutError | None]:
-        """Read one structure as `unpack_from` does; of a damaged structure, only the fields before the damage. Returns
-        (values, where reading stopped, why; None if the structure is whole)."""
+        """Read one structure as `unpack_from` does; of a damaged one, only the fields before the damage. Returns
+        (values, offset in `data` where reading stopped, the error or None)."""
         reader = _Reader(self.name, data, order, shape, start, end)
         try:
             for step in self._plan(order, shape):
@@ -158,7 +159,7 @@ class Layout:
         return reader.values, reader.at, None
 
     def _plan(self, order: Order, shape: Shape) -> "tuple[_Run | Field, ...]":
-        """Return the steps that read a structure of this shape, and keep them: most structures have one shape."""
+        """Return the runs and fields that read a structure of this shape, in order; computed once for each shape."""
         if (order, shape) not in self._plans:
             if len(self._plans) >= _MAX_PLANS:
                 self._plans.clear()
@@ -234,7 +235,7 @@ def _runs(fields: Iterable[Field], order: Order) -> Iterator[_Run | Field]:
 
 
 def _fixed_code(field: Field) -> str | None:
-    """Return the struct code of a field that every record of its shape has, None for other fields."""
+    """Return the format of a field for the struct module; None if its presence or size depends on the record."""
     if field.where is not None:
         return None
     if field.type is Special.BYTE and isinstance(field.count, int | None):

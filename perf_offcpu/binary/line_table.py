@@ -8,20 +8,22 @@ _LONG, _NO_COLUMNS, _NONE, _ONE_LINE = 14, 13, 15, 10
 
 
 class LineTable:
-    """The lines of a function. `table`: the begin of its table, as CPython 3.`minor` has it."""
+    """Look up source lines of a Python function. `table`: the first bytes of its line table, as CPython 3.`minor`
+    encodes it (co_linetable). `first_line`: of the function (co_firstlineno)."""
 
     def __init__(self, table: bytes, first_line: int, minor: int) -> None:
         entries = list((_lines_310 if minor <= 10 else _lines)(table, first_line))
         self._ends, self._lines = [end for end, _ in entries], [line for _, line in entries]
 
     def line_of(self, index: int) -> int:
-        """Return the line of instruction `index` (in units of 2 bytes); 0 if it has none, or is beyond the table."""
+        """Return the source line of the instruction at 2 * `index` bytes; 0 if it has none, or is beyond the table."""
         place = bisect_right(self._ends, index)
         return self._lines[place] if place < len(self._lines) else 0
 
 
 def _lines(table: bytes, first_line: int) -> Iterator[tuple[int, int]]:
-    """Yield (index of the instruction after a range, its line or 0) of a table of 3.11 on that may be cut off."""
+    """Decode a line table of CPython 3.11 or newer, which may be cut off. Yields (index of the first instruction after
+    a range, source line of the range; 0 for none)."""
     entries, end, line = iter(table), 0, first_line
     for head in entries:
         kind = head >> 3 & 15
@@ -49,7 +51,7 @@ def _varint(entries: Iterator[int]) -> int:
 
 
 def _lines_310(table: bytes, first_line: int) -> Iterator[tuple[int, int]]:
-    """Yield as `_lines` does, of a table of 3.10: pairs of bytes, whose first counts bytes of instructions."""
+    """Decode a line table of CPython 3.10: pairs (bytes of instructions, difference of lines). Yields as `_lines`."""
     end, line = 0, first_line
     for step, delta in zip(table[::2], table[1::2], strict=False):
         end += step // 2
