@@ -235,7 +235,7 @@ def _runs(fields: Iterable[Field], order: Order) -> Iterator[_Run | Field]:
 
 
 def _fixed_code(field: Field) -> str | None:
-    """Return the format of a field for the struct module; None if its presence or size depends on the record."""
+    """Return the struct module's format of a field that is one value in all records of a shape; None for others."""
     if field.where is not None:
         return None
     if field.type is Special.BYTE and isinstance(field.count, int | None):

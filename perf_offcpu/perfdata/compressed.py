@@ -40,9 +40,8 @@ class Decompressor:
         self._taken = self._given = 0
 
     def feed(self, records: Iterable[tuple[int, bytes]], order: Order) -> Iterator[bytes | None]:
-        """Yield the bytes that compressed records (type; all bytes, header included) add to the inner stream, joined to
-        pieces of 4 MB: a recorder may write a record for each few of its own. None stands for missing bytes,
-        after which a new frame begins. Raises CapabilityError without a zstd library."""
+        """Decompress records, each (type, bytes with header), and yield their content in pieces of at least _PIECE
+        bytes; None where damage made bytes of it unreadable. Raises CapabilityError without a zstd library."""
         rest = iter(records)
         while True:
             try:
@@ -87,8 +86,8 @@ def zstd_library() -> Any:
 
 
 def joined(pieces: Iterable[bytes], least: int) -> Iterator[bytes]:
-    """Yield the bytes of `pieces`, also if they end in an exception, in larger pieces: at least `least` bytes, but for
-    the last. Each piece costs the caller a step."""
+    """Join `pieces` to pieces of at least `least` bytes (the last may be shorter). If `pieces` raises an exception, the
+    bytes before it are yielded first."""
     waiting, size = list[bytes](), 0
     try:
         for piece in pieces:

@@ -176,7 +176,7 @@ class _Dump:
             yield from self._payload(spec, values["raw"])
 
     def _payload(self, spec: EventSpec, raw: bytes) -> Lines:
-        """Yield the raw bytes of off-cpu events, this project's and upstream's, by their layouts."""
+        """Yield lines for the fields in the raw bytes of an off-cpu sample, this project's or upstream's."""
         if spec.name in (counters.EVENT_NAME, counters.TASK_EVENT):
             layout = counters.payload_layout(raw, self.order)
             yield f"  {layout.name}"
@@ -191,7 +191,7 @@ class _Dump:
                 yield from self._extension(raw, stop)
 
     def _extension(self, raw: bytes, offset: int) -> Lines:
-        """Yield the fixed part of an off-cpu payload's extension as far as its size goes, then the remaining bytes."""
+        """Yield lines for the fixed part of the extension at byte `offset` of an off-cpu payload, then for its rest."""
         head, _, _ = offcpu.fixed_part(8).unpack_sound(raw, self.order, None, offset, len(raw))
         if head.get("magic") != offcpu.EXTENSION_MAGIC:
             return
@@ -253,7 +253,7 @@ class _Dump:
     def _structure(
         self, layout: Layout, data: bytes, start: int, end: int, shape: Shape = None, indent: str = "  "
     ) -> Generator[str, None, dict[str, Any]]:
-        """Yield lines of the fields of one structure and of the bytes after it, to `end`; return the values by name."""
+        """Yield lines for the fields of one structure, and for the bytes after it up to `end`; return name → value."""
         values, stop, problem = layout.unpack_sound(data, self.order, shape, start, end)
         yield from _field_lines(layout, values, indent)
         if problem is not None:

@@ -42,7 +42,7 @@ class EventSpec:
 
     @property
     def shape(self) -> SampleShape:
-        """Which fields the event's samples have."""
+        """Return the shape of the event's samples: the parts of the attr that decide which fields they have."""
         return SampleShape.of(self.attr)
 
     def named(self) -> Self:
@@ -53,8 +53,8 @@ class EventSpec:
 
 
 class Events:
-    """Looks up the evsel of a record by the id in it. Returned numbers, here and elsewhere, are rows of `specs`, in
-    file order. `are_all`: the recording has no other events; if there is only one, records need no ids."""
+    """Looks up the evsel of a record by the id in it. An evsel is a row of `specs`, here and in all tables. `are_all`:
+    the recording has no events but `specs`, so that records of a single event need no id."""
 
     def __init__(self, specs: list[EventSpec], order: Order, *, are_all: bool = True) -> None:
         self.specs, self.order = specs, order
@@ -73,7 +73,7 @@ class Events:
 
     @property
     def sample_id_all(self) -> bool:
-        """True if kernel records other than samples end with a trailer."""
+        """Return True if kernel records other than samples end with a trailer."""
         return bool(self.first.flags & AttrFlag.SAMPLE_ID_ALL)
 
     def of_samples(self, chunk: Chunk, rows: NDArray[np.int64]) -> NDArray[np.int32]:
@@ -138,7 +138,8 @@ def read_trailers(chunk: Chunk, rows: I64, events: Events, unknown: int = -1) ->
 
 
 def id_place(kind: SampleType) -> int | None:
-    """Return how many u64 words before a record's end its event's id is; None without (__perf_evsel__calc_is_pos())."""
+    """Return how many u64 words from a record's end the id in its trailer begins (perf: __perf_evsel__calc_is_pos());
+    None if trailers of this sample_type hold no id."""
     if kind & SampleType.IDENTIFIER:
         return 1
     return 1 + (kind & (SampleType.CPU | SampleType.STREAM_ID)).bit_count() if kind & SampleType.ID else None
@@ -173,7 +174,8 @@ def _read(chunk: Chunk, rows: I64, events: Events, number: int, into: Trailers) 
 
 
 def sample_times(chunk: Chunk, rows: I64, evsel: I32, events: Events) -> U64:
-    """Return uint64[n]: the TIME field of samples with known evsels; 0 if they have none."""
+    """Return uint64[n]: the field TIME (ns) of SAMPLE records `rows`, whose evsels are `evsel` (int32[n], -1 unknown);
+    0 where there is none."""
     times = np.zeros(len(rows), np.uint64)
     for number in np.flatnonzero(np.bincount(evsel[evsel >= 0])).tolist():
         shape = events.specs[number].shape
@@ -186,7 +188,7 @@ def sample_times(chunk: Chunk, rows: I64, evsel: I32, events: Events) -> U64:
 
 
 def record_times(chunk: Chunk, events: Events) -> I64:
-    """Return the time of each record of a chunk in ns: int64[len(chunk)]; 0 without a real time."""
+    """Return int64[len(chunk)]: the time of each record in ns; 0 where it has none, or perf's dummy (NO_TIME)."""
     times = read_trailers(chunk, np.arange(len(chunk)), events).time
     samples = np.flatnonzero(chunk.types == RecordType.SAMPLE)
     times[samples] = sample_times(chunk, samples, events.of_samples(chunk, samples), events)
@@ -219,7 +221,7 @@ def without_leaked_flags(chunk: Chunk, events: Events) -> Chunk:
 
 
 def with_written_miscs(chunk: Chunk, order: str) -> Chunk:
-    """Return the chunk with `miscs` of its MMAP2 records written into the bytes, which are copied if they differ."""
+    """Return the chunk with the `miscs` of its MMAP2 records written into `data`, a copy if any of them differs."""
     rows = np.flatnonzero(chunk.types == RecordType.MMAP2)
     starts = chunk.starts[rows] + RECORD_HEADER.offset("misc")
     places = starts[:, None] + np.arange(2)

@@ -77,7 +77,7 @@ class Features:
         return specs
 
     def named(self, specs: list[EventSpec]) -> list[EventSpec]:
-        """Return events with names, and ids if they have none, from EVENT_DESC if it lists as many, else unchanged."""
+        """Return `specs` with names, and ids where missing, from EVENT_DESC; unchanged if it lists another number."""
         described = self.event_specs()
         if len(described) != len(specs):
             return specs

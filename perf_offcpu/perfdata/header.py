@@ -159,7 +159,7 @@ class _HeadReader:
         return max(end for _, end in sections) if is_cut else 0
 
     def _feature(self, bit: int, begin: int, size: int) -> bytes | None:
-        """Return the body of a feature; None if it is not inside the file, or inside another section."""
+        """Return the body of a feature; None if the file ends before it does, or another section overlaps it."""
         end = begin + size
         if any(begin < other_end and other_begin < end for other_begin, other_end in self._taken):
             return None
@@ -171,7 +171,8 @@ class _HeadReader:
         return body
 
     def _feature_bits(self) -> list[int]:
-        """Return the set bits. 32-bit big-endian recorders swap halves of words; swap back if that sets HOSTNAME."""
+        """Return the bits of the features in the file, ascending. 32-bit big-endian recorders exchange the halves of
+        each u64 of the bitmap: exchanged again if HOSTNAME is set only then."""
         bits = _bits_of(self.header["features"])
         if self.order == ">" and layouts.Feature.HOSTNAME not in bits:
             swapped = _bits_of([word << 32 & 2**64 - 1 | word >> 32 for word in self.header["features"]])
@@ -190,9 +191,9 @@ _TYPES = np.array([R.HEADER_ATTR, R.HEADER_BUILD_ID, R.HEADER_FEATURE, R.EVENT_U
 
 
 class PipeHead:
-    """Collects events and features from header records. `specs` are evsels in the header of a file whose recorder was
-    killed before it wrote their names; it may have written them as records, too. Features in records are added to
-    `features`. `events` are the evsels so far; the object is replaced, not changed, when an evsel is added or named."""
+    """Collects events and features from header records. `specs`: evsels in the header of a file whose recorder was
+    killed before it wrote their names, which may be in records. `features`: gets the features in records. `events`: the
+    evsels so far; replaced by a new object when an evsel is added or named."""
 
     def __init__(self, features: Features, order: Order, counters: Losses, specs: Sequence[EventSpec] = ()) -> None:
         self.features, self.order, self.counters = features, order, counters

@@ -97,7 +97,8 @@ class PerfDataReader(Closing):
             return None
 
     def chunks(self, *, with_compressed: bool = False) -> Iterator[Chunk]:
-        """Yield all records, in file order, decompressed; `with_compressed`: each compressed one before its content."""
+        """Yield all records in file order, with the content of compressed records in their place; `with_compressed`:
+        after the compressed record."""
         begin, end = self.head.data_offset, self.head.data_end
         if end is not None:
             self.stream.seek(begin)
@@ -108,12 +109,14 @@ class PerfDataReader(Closing):
                 yield from self._stream_chunks(stream, None, 0, os.path.basename(part), with_compressed)
 
     def chunks_between(self, begin: int, end: int) -> Iterator[Chunk]:
-        """Yield the records between two bytes of a file, both at the begin of a record. It may be still written."""
+        """Yield the records from byte `begin` to byte `end` of a file, at both of which records begin. The file may
+        still be growing."""
         self.stream.seek(begin)
         yield from self._stream_chunks(self.stream, end - begin, begin, "", False)
 
     def _pieces(self, stream: BinaryIO, left: int | None, scanner: Scanner) -> Iterator[memoryview]:
-        """Yield the next `left` bytes (None: all) in blocks that begin with the scanner's rest; count missing bytes."""
+        """Yield `left` bytes of a stream (None: all) in blocks, each after the incomplete record that the scanner kept;
+        count missing bytes."""
         while left is None or left > 0:
             rest = scanner.take_rest()
             # New memory each time: chunks are not copied out of it.

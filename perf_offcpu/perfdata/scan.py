@@ -72,7 +72,7 @@ class Scanner:
         self._is_tracing_data = False
 
     def take_rest(self) -> bytes:
-        """Return the begin of an incomplete record, to be fed again before the bytes that follow."""
+        """Return and forget the begin of an incomplete record: the caller feeds it again, before the bytes after it."""
         rest, self._rest = self._rest, b""
         return rest
 
@@ -150,7 +150,7 @@ class Scanner:
 
 
 class _Walk:
-    """Finds the offsets and sizes of the records in one buffer, of a byte order."""
+    """Finds the offsets and sizes of the records in one buffer."""
 
     def __init__(self, data: Buffer, order: Order) -> None:
         self.data, self.order = data, order
@@ -209,9 +209,9 @@ _BATCH = 256  # records that are walked between looks for a run
 
 
 def _walk_chain(sizes: memoryview, place: int, stop: int, end: int) -> NDArray[np.int64]:
-    """Return the offsets of plausible records from `place` to `stop` that end at most at `end`, all in 16-bit words. An
-    event without callchains, or always with the same callchain, writes runs of records of one size, which are compared
-    at once. After each failed search for a run, the walk waits twice as long before the next search."""
+    """Follow record sizes (the buffer as u16) from `place` to `stop`; return the offsets of records with plausible
+    sizes that end at most at `end`; all are numbers of 16-bit words. Runs of records of one size, which an event
+    without callchains writes, are compared at once; the walk looks for runs less often each time that it finds none."""
     halves = np.frombuffer(sizes, np.uint16)
     parts = [np.empty(0, np.int64)]
     wait = pause = 1
@@ -232,7 +232,8 @@ def _walk_chain(sizes: memoryview, place: int, stop: int, end: int) -> NDArray[n
 
 
 def _walk_batch(sizes: memoryview, place: int, stop: int) -> tuple[list[int], int]:
-    """Return (places of the next records, at most _BATCH; place after the last), in 16-bit words."""
+    """Follow record sizes (the buffer as u16) from `place` to `stop`; return (offsets of the next records, at most
+    _BATCH; offset after the last), in 16-bit words."""
     places: list[int] = []
     append, steps = places.append, _STEPS
     for _ in range(_BATCH):

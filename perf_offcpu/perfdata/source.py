@@ -34,7 +34,7 @@ class Source:
 
 
 def open_source(path: str, seekable: bool = False, *, fifo: bool = True) -> Source:
-    """Open a regular file, a FIFO if allowed, or standard input ("-"); if it is to be seekable, copy a pipe. Raises
+    """Open a regular file, standard input ("-") or, if `fifo`, a FIFO; `seekable`: copy a pipe to a file. Raises
     FormatError if it cannot be opened or unpacked, or is something else, RecordingError without room for a copy."""
     if path == STDIN:
         return _source(os.dup(0), "standard input", seekable)
@@ -42,7 +42,8 @@ def open_source(path: str, seekable: bool = False, *, fifo: bool = True) -> Sour
 
 
 def open_file(path: str, *, fifo: bool = False) -> int:
-    """Open a regular file, or a FIFO if allowed, and wait for its first bytes as `cat` does; else FormatError."""
+    """Open a regular file or, if `fifo`, a FIFO, whose first bytes are waited for; return its descriptor. Raises
+    FormatError."""
     try:
         fd = open_regular(path, fifo=fifo)
     except FileRefusedError as problem:
@@ -123,7 +124,7 @@ _OPENERS: dict[bytes, _Opener] = {
 
 
 def _spooled(stream: _Rejoined, opener: _Opener | None, name: str) -> Source:
-    """Copy a stream, unpacked if there is an opener, to a temporary file; return this as the source."""
+    """Copy a stream, unpacked by `opener` if given, to a temporary file, and return that as the source."""
     import tempfile
 
     spool = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115 (it outlives this function)

@@ -59,7 +59,7 @@ class TracepointField:
 
     @property
     def type(self) -> Int | None:
-        """Integer type of the field; None for a comm or another array."""
+        """Return the integer type of the field; None for a comm or another array."""
         return Int(self.size, self.signed) if self.size in (1, 2, 4, 8) else None
 
 
@@ -75,7 +75,7 @@ class TracepointFormat:
 
 
 def tracepoint_formats(body: bytes, counters: Losses) -> dict[int, TracepointFormat]:
-    """Return the tracepoints in the body of TRACING_DATA (b"": none) by id; damage is counted and ends the reading."""
+    """Return id (attr.config) → tracepoint of the body of TRACING_DATA (b"": none); damage is counted and ends it."""
     formats: dict[int, TracepointFormat] = {}
     try:
         if body:
@@ -152,8 +152,8 @@ def _read(cursor: _Cursor, formats: dict[int, TracepointFormat]) -> None:
 def tracing_data_body(
     headers: tuple[bytes, bytes], systems: Mapping[bytes, Sequence[bytes]], order: Order = "<"
 ) -> bytes:
-    """Return the body for tracepoints of a machine with 8-byte longs. `headers` is the content of tracefs's
-    events/header_page and events/header_event, `systems` name of a system → content of its tracepoints' `format`."""
+    """Return the body of TRACING_DATA for a machine with 8-byte longs. `headers`: contents of events/header_page and
+    events/header_event in tracefs. `systems`: name of a system → contents of its tracepoints' `format` files."""
     machine = {"big_endian": int(order == ">"), "long_size": 8, "page_size": mmap.PAGESIZE}
     parts = [MAGIC, _VERSION, MACHINE.pack(machine, order)]
     for name, header in zip((b"header_page\0", b"header_event\0"), headers, strict=True):

@@ -24,12 +24,11 @@ Ragged = tuple[I64, NDArray[Any]]
 
 
 class Pieces(NamedTuple):
-    """Says where n arrays lie in a buffer, in the byte order that is written; `starts` and `sizes` count bytes."""
+    """Locates the arrays of n records in a buffer that has the byte order to be written."""
 
     data: U8
-    # starts, sizes: int64[n], bytes
-    starts: I64
-    sizes: I64
+    starts: I64  # int64[n], byte offset of each array
+    sizes: I64  # int64[n], bytes
 
 
 Column = ArrayLike | Ragged | Pieces
@@ -46,10 +45,10 @@ def sample_sizes(shape: SampleShape, columns: Mapping[str, Column], count: int) 
 def sample_records(
     shape: SampleShape, misc: Column, columns: Mapping[str, Column], count: int, order: Order = "<"
 ) -> tuple[I64, U8]:
-    """Write whole SAMPLE records, one for each row, back to back: (offsets int64[count + 1], bytes). `columns` are the
-    fields that the shape has, by the names of `abi.sample.SAMPLE`: an array of `count` values or one value for all;
-    `Ragged` or `Pieces` for arrays, whose counts need not be given. A count that is given may be larger than its array:
-    zeros follow. Raises LayoutError if a field is missing, or a record would be larger than its size field can say."""
+    """Write `count` SAMPLE records, back to back; return (offsets int64[count + 1], bytes). `columns`: field of
+    `abi.sample.SAMPLE` → array of `count` values or one value for all; for array fields `Ragged` or `Pieces`, whose
+    counts need not be given. A count that is given may be larger than its array: zeros follow. Raises LayoutError if a
+    field of the shape is missing, or a record would be larger than its size field can say."""
     writer = _sample_writer(shape, misc, columns, count, order)
     sizes = np.diff(writer.offsets)
     if count and int(sizes.max()) > RECORD_SIZE_MAX:
@@ -68,15 +67,16 @@ def pack_samples(
 def pack_columns(
     layout: Layout, columns: Mapping[str, Column], count: int, order: Order = "<", shape: Shape = None
 ) -> tuple[I64, U8]:
-    """Write `count` structures, back to back: (offsets int64[count + 1], bytes). The layout has integers, and arrays of
-    anything of fixed size whose count is an earlier field; `columns` are as for `sample_records`. Raises LayoutError if
-    a field has no column, or one of another size."""
+    """Write `count` structures, back to back; return (offsets int64[count + 1], bytes). The layout has integers, and
+    arrays of items of fixed size whose count is an earlier field; `columns` are as for `sample_records`. Raises
+    LayoutError if a field has no column, or one of another size."""
     writer = _Writer(layout, columns, count, order, shape)
     return writer.offsets, writer.written()
 
 
 class _Writer:
-    """Writes n structures of one layout from columns; `offsets` (int64[n + 1]) of the bytes that `written` returns."""
+    """Writes `count` structures of one layout from columns; `offsets`, int64[count + 1], are their places in the bytes
+    that `written` returns, multiples of `alignment`."""
 
     def __init__(
         self, layout: Layout, columns: Mapping[str, Column], count: int, order: Order, shape: Shape, alignment: int = 1
@@ -98,7 +98,7 @@ class _Writer:
         self.offsets = offsets_of(-(-total // alignment) * alignment)
 
     def _as_pieces(self, column: Any, field: Field) -> Pieces:
-        """Return an array column as bytes in the order that is written."""
+        """Return an array column as Pieces, in the byte order that is written."""
         if isinstance(column, Pieces):
             return column
         offsets, values = column
@@ -167,8 +167,8 @@ def _sample_writer(
 
 
 def woven(parts: Sequence[tuple[I64, Chunk]]) -> Chunk:
-    """Merge the records of several chunks into a new one. A part is (places int64[n], chunk with n records): records of
-    all parts are sorted by place; at equal places, in the order of the parts."""
+    """Merge the records of several chunks into a new chunk. A part is (int64[n], chunk with n records): all records are
+    sorted by these numbers; those of equal numbers are in the order of the parts."""
     columns = zip(*((place, chunk.types, chunk.miscs, chunk.sizes) for place, chunk in parts), strict=True)
     places, types, miscs, sizes = map(np.concatenate, columns)
     order = np.argsort(places, kind="stable")

@@ -21,7 +21,8 @@ _EVENT_UPDATE_CPUS, _CPU_MAP_RANGE = 3, 2  # the largest `kind` and `type` of th
 
 
 def readable_records(chunk: Chunk, events: Events, counters: Losses) -> Bool:
-    """Return bool[len(chunk)]: False, counted, if a record (no SAMPLE) has no known event or misfits a known layout."""
+    """Return bool[len(chunk)]: True for records that perf can read, and for all SAMPLE records. Records of unknown
+    events, and records that do not fit the layout of their type, are counted."""
     rows = np.flatnonzero(chunk.types != RecordType.SAMPLE)
     trailers = read_trailers(chunk, rows, events)
     kinds = chunk.types[rows]
@@ -59,7 +60,8 @@ def _agrees(spec: EventSpec, first: EventSpec) -> bool:
 
 
 def _fit(kind: int, chunk: Chunk, rows: I64, ends: I64, events: Events) -> Bool:
-    """Return bool[n]: True if a record of type `kind` that ends at `ends` is as large as its layout and counts say."""
+    """Return bool[n]: True if a record of type `kind` is as large as its layout and counts say. `ends`: int64[n], byte
+    offset of each record's end, without its trailer."""
     if kind not in RECORD_LAYOUTS:
         return np.ones(len(rows), np.bool_)
     layout, has_name = _counted_part(kind)
@@ -90,7 +92,8 @@ _NAMING_EVENTS = (RecordType.ID_INDEX, RecordType.EVENT_UPDATE, RecordType.CPU_M
 
 
 def _is_sensible(kind: int, values: dict[str, Any], ids: set[int]) -> bool:
-    """Return True if ID_INDEX and EVENT_UPDATE name only `ids`, and perf knows the kind of EVENT_UPDATE and CPU_MAP."""
+    """Return True for an ID_INDEX or EVENT_UPDATE record that names only `ids`, and for an EVENT_UPDATE or CPU_MAP
+    record of a kind that perf knows. `values`: its fields."""
     if kind == RecordType.ID_INDEX:
         return ids.issuperset(entry["id"] for entry in values["entries"])
     if kind == RecordType.EVENT_UPDATE:

@@ -85,7 +85,7 @@ class FileWriter:
             os.pwrite(self._fd, self._header(self.data_size, bits), 0)
 
     def learn_ids(self, events: Sequence[EventSpec]) -> None:
-        """Replace the events by the same ones with more ids, of new CPUs; `finish` writes them."""
+        """Replace the events by equal ones with more ids, for CPUs that came later; `finish` writes the ids."""
         self.events = tuple(events)
 
     def _header(self, data_size: int, bits: Iterable[int]) -> bytes:
@@ -112,7 +112,7 @@ class FileWriter:
 
 @contextlib.contextmanager
 def naming(path: str) -> Iterator[None]:
-    """Let an OSError in the block become a RecordingError that names the recording; BrokenPipeError stays."""
+    """Turn an OSError in the `with` block into a RecordingError that names the recording; BrokenPipeError stays."""
     try:
         yield
     except BrokenPipeError:
