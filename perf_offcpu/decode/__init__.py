@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bridge from records to a Recording: re-typing, deferred merge, tasks over time."""
+"""Decode the records of perf.data to a Recording: samples, deferred callchains, tasks over time."""

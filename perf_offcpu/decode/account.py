@@ -30,7 +30,7 @@ ObjectRow = dict[str, Any]  # fields of an object by name, with texts as bytes
 
 
 def read_objects(payload: bytes, order: Order) -> dict[int, ObjectRow]:
-    """Return the wait objects of an OBJECTS payload by id; raise LayoutError if it is damaged."""
+    """Return id → wait object of an OBJECTS payload; raise LayoutError if it is damaged."""
     values = OBJECTS.unpack(payload, order)
     rows, texts = values["objects"], values["text"].split(b"\0")
     if len(texts) != len(TEXTS) * len(rows) + 1 or not rows:
@@ -42,7 +42,7 @@ def read_objects(payload: bytes, order: Order) -> dict[int, ObjectRow]:
 
 
 def object_table(objects: Mapping[int, ObjectRow], strings: Strings) -> WaitObjects:
-    """Return `objects` (by id) as a table sorted by id; texts are interned in `strings`, pid 0 becomes -1."""
+    """Return `objects` (by id) as a table sorted by id; texts are interned in `strings`, pids of no process are -1."""
     rows = [objects[id_] for id_ in sorted(objects)]
     columns: dict[str, Any] = {name: strings.intern_all(row[name] for row in rows) for name in TEXTS}
     for name in ("id", "kind", "device", "inode", "number", "operation", "address", "peer_inode"):
@@ -63,7 +63,8 @@ _Reading = tuple[int, int, int, int, int]  # fields of EventLoop before its task
 
 
 def is_counters(spec: EventSpec) -> bool:
-    """Return True if an evsel holds reports of the recorder itself, such as counters, not events of the machine."""
+    """Return True if an evsel holds payloads of the recorder (`offcpu-counters`, `offcpu-task`), not measured
+    events."""
     kind = spec.attr.type, spec.attr.config
     return spec.name in (layouts.EVENT_NAME, layouts.TASK_EVENT) and kind == (
         PerfType.SOFTWARE,
@@ -120,7 +121,8 @@ class CollectorAccount:
             self._read_counters(payload, order)
 
     def event_loops(self) -> tuple[EventLoop, ...]:
-        """Return the readings of event loops during the recording and, of each thread, the last one at an end."""
+        """Return readings of event loops: of each thread the last one taken at an end of the recording, or of a part of
+        it, then all that were taken meanwhile (`weight_ns` > 0)."""
         readings = [EventLoop(*reading, tuple(tasks)) for reading, tasks in self.loops.items()]
         last = {(loop.pid, loop.tid): loop for loop in readings if loop.tasks and not loop.weight_ns}
         return *last.values(), *(loop for loop in readings if loop.weight_ns)
@@ -143,7 +145,7 @@ class CollectorAccount:
             self._note(cause, counter["events"], min(counter["ns"], 2**63 - 1))
 
     def _note(self, cause: LossCause, events: int, ns: int) -> None:
-        """Add events and ns to a note; for STACK_PERIOD, SAMPLING_PERIOD, THRESHOLD_RAISED keep the largest ns."""
+        """Add events and ns to `notes`; of STACK_PERIOD, SAMPLING_PERIOD and THRESHOLD_RAISED keep the largest ns."""
         count, known_ns = self.notes.get(cause.name, (0, 0))
         is_sum = cause not in (losses.STACK_PERIOD, losses.SAMPLING_PERIOD, losses.THRESHOLD_RAISED)
         self.notes[cause.name] = count + events, known_ns + ns if is_sum else max(known_ns, ns)
@@ -155,14 +157,14 @@ class CollectorAccount:
 
 
 def _cause(name: str) -> LossCause:
-    """Return the LossCause that a counter names; if it is not known (a newer recorder's), make one with this name."""
+    """Return the LossCause that a counter of the recorder names; a new one for an unknown name (a newer recorder's)."""
     cause = losses.CAUSES.get(name)
     is_ours = cause is not None and cause.stage in (Stage.BPF, Stage.RECORDER)
     return cause if cause and is_ours else LossCause(Stage.RECORDER, name, f"collector: {name}")
 
 
 def read_functions(payload: bytes, order: Order) -> dict[tuple[int, int], Functions]:
-    """Return (tid, begin of the wait) → functions, leaf first, of a PYTHON payload; LayoutError if it is damaged."""
+    """Return (tid, begin of the wait in ns) → functions, leaf first, of a PYTHON payload; LayoutError if damaged."""
     values, functions = layouts.PYTHON.unpack(payload, order), Functions()
     for text in values["text"].decode("utf-8", "replace").strip("\0\n").split("\n"):
         match = _FUNCTION.fullmatch(text)
@@ -173,7 +175,8 @@ def read_functions(payload: bytes, order: Order) -> dict[tuple[int, int], Functi
 
 
 def read_loop_tasks(payload: bytes, order: Order, by_line: dict[bytes, LoopTask]) -> tuple[_Reading, list[LoopTask]]:
-    """Return (reading, tasks) of a TASKS payload; LayoutError if damaged. `by_line`: tasks by their lines; updated."""
+    """Return (reading, its tasks) of a TASKS payload; LayoutError if damaged. `by_line`: line of a payload → task, for
+    equal lines of many readings; new lines are added."""
     values = layouts.TASKS.unpack(payload, order)
     ids, times = (values["pid"], values["tid"]), (values["switch_out_ns"], values["read_ns"], values["weight_ns"])
     lines = values["text"].strip(b"\0\n").split(b"\n") if values["nr"] else []
@@ -195,8 +198,8 @@ def _read_task(line: bytes) -> LoopTask:
 
 
 def read_budgets(payload: bytes, order: Order) -> Budget:
-    """Return the budgets in a payload, one row a thread; raise LayoutError if it is damaged. Impossible rows (an end
-    before the begin, a time or sum of 2^62 ns or more) are left out."""
+    """Return the budgets in a BUDGETS payload, a row a thread; raise LayoutError if it is damaged. Impossible rows (an
+    end before the begin, a time or sum of 2^62 ns or more) are left out."""
     number = to_int(payload[_HEAD - 2 : _HEAD], order)
     dtype = layouts.budget_layout(payload, order).dtype(order)
     if _HEAD + number * dtype.itemsize > len(payload):

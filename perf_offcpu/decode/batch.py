@@ -19,7 +19,7 @@ from perf_offcpu.structs import mutable
 
 @mutable
 class Batch:
-    """Holds samples in file order, with the callchains, late user callchains and context switches of their chunk."""
+    """Holds samples in file order, with the callchains, deferred callchains and context switches of their chunk."""
 
     # `callchain` is a row of `callchains`; `comm` and `space` are not known yet
     samples: Samples = field(default_factory=Samples)
@@ -76,8 +76,8 @@ class BatchCollector:
         self.add_interleaved([batch], [np.arange(len(batch.samples))])
 
     def add_interleaved(self, batches: list[Batch], rows: list[I64]) -> None:
-        """Append several batches, their samples in ascending order of `rows` (per batch int64[n], ascending, no row
-        twice); deferred callchains and switches are appended batch by batch."""
+        """Append the batches of one chunk, their samples in the order of the chunk: `rows` has for each batch the chunk
+        rows of its samples, int64[n], ascending. Deferred callchains and switches are appended batch by batch."""
         batches, places = [in_table(batch, self.chains) for batch in batches], _ranks(rows)
         self._samples.interleave([batch.samples for batch in batches], places)
         if count := sum(map(len, places)):

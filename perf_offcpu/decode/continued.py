@@ -26,8 +26,9 @@ def repeats(*pairs: tuple[NDArray[Any], NDArray[Any]]) -> Bool:
 
 
 def joined_budget(parts: list[Budget]) -> tuple[Budget, Borders]:
-    """Return (budgets by (tid, begin), borders: tid and ns where a thread goes on from file to file). Rows that meet at
-    a border are summed: one begins in the very ns in which the other ended; rows of separate recordings do not meet."""
+    """Join budgets of several files; return (budgets by (tid, begin), borders: where threads go on in the next file).
+    Rows of a thread are summed if one begins in the very ns in which the other ended; those of separate recordings
+    never do."""
     budget = Budget.concat(parts)
     budget = budget.take(np.lexsort((budget.end_ns, budget.begin_ns, budget.tid)))
     goes_on = repeats((budget.begin_ns, budget.end_ns), (budget.tid, budget.tid), (budget.pid, budget.pid))
@@ -41,9 +42,9 @@ def joined_budget(parts: list[Budget]) -> tuple[Budget, Borders]:
 
 
 def without_continued(samples: Samples, borders: Borders, end_ns: int) -> Samples:
-    """Drop samples of threads still blocked at the end of a file, if their wait goes on in a later file: the
-    thread's budget goes on then (`borders`), or, where budgets are missing, a later sample has the same tid and
-    switch_out_ns. Samples of threads still blocked at the end of the whole recording (`end_ns`) stay."""
+    """Return the samples without those of threads still blocked at the end of a file whose wait goes on in a later
+    file: the thread's budget goes on then (`borders`), or, where budgets are missing, a later sample has the same tid
+    and switch_out_ns. Samples of threads still blocked at the end of the whole recording (`end_ns`) stay."""
     rows = np.flatnonzero(samples.has(SampleFlag.STILL_BLOCKED) & (samples.time_ns < end_ns))
     if not len(rows):
         return samples
@@ -78,7 +79,7 @@ def _marked(samples: Samples, rows: I64) -> Samples:
 
 
 def _repeated(samples: Samples, rows: I64) -> Bool:
-    """Return bool[len(rows)]: True if a later sample has the same tid and switch_out_ns: it is of the same wait."""
+    """Return bool[len(rows)]: True if a later sample is of the same wait: it has the same tid and switch_out_ns."""
     # These few switch_out_ns are looked for in all samples; to sort all would take a third of the time of a report.
     began_ns = distinct(samples.switch_out_ns[rows])
     others = np.flatnonzero((samples.switch_out_ns >= 0) & is_among(samples.switch_out_ns, began_ns))

@@ -34,7 +34,7 @@ MARKER_WORDS = 2  # words at the end of a callchain that show whether it waits f
 
 
 def without_user_parts(chains: Ragged, chosen: Bool | bool = True) -> Ragged:
-    """Return the callchains, the chosen ones (bool[n]; all by default) without their user part."""
+    """Return n callchains, where the `chosen` ones (bool[n]; default: all) have no user part any more."""
     return chains.cut(np.where(chosen, _kernel_lengths(chains), chains.lengths))
 
 
@@ -167,7 +167,8 @@ class DeferredMatcher:
         return pair
 
     def merge(self, chains: Ragged, chain: I32 | I64, tid: I32, time_ns: I64) -> MergedChains:
-        """Return the pending samples and their new callchains. `chain`: int[n], rows of `chains` by sample, -1 none."""
+        """Complete the callchains of n samples where their user part was deferred. `chain`: int[n], row in `chains` of
+        each sample, -1 none. `tid`, `time_ns`: of each sample."""
         pending = pending_chains(chains)
         # A sample without a callchain has row -1: the False at the end.
         rows = np.flatnonzero(np.append(pending.is_pending, False)[chain])
@@ -183,8 +184,8 @@ class DeferredMatcher:
         return MergedChains(rows, deferred, completed, row.astype(np.int32))
 
     def find(self, tid: I32, time_ns: I64, cookie: U64) -> I32:
-        """Return int32[n]: the deferred record of each sample, -1 none. It is the nearest one of the same thread and
-        cookie at or after the sample, else the last one before it. Without a cookie (0), only a later one."""
+        """Return int32[n]: the row in `deferred` for each sample, -1 none: the next one of the same thread and cookie
+        at or after the sample, else the last one before it. Without a cookie (0), only a later one."""
         if not len(self.deferred):
             return np.full(len(tid), -1, np.int32)
         code = np.minimum(np.searchsorted(self._cookies, cookie), len(self._cookies) - 1)

@@ -227,7 +227,7 @@ def _names(comms: Comms) -> Comms:
 
 
 def _maps(maps: Maps) -> Maps:
-    """Return the mappings by (space, start), less kernel mappings that overlap an earlier one in this order."""
+    """Return the mappings by (space, start), without kernel mappings that begin below the end of one before them."""
     is_kernel = maps.space == KERNEL_SPACE
     kernel, others = maps.take(is_kernel), maps.take(~is_kernel)
     kernel = kernel.take(np.argsort(kernel.start, kind="stable"))
@@ -237,7 +237,7 @@ def _maps(maps: Maps) -> Maps:
 
 
 def _symbols(symbols: KernelSymbols) -> KernelSymbols:
-    """Return the symbols by address; of several symbols at one address, the last recording's."""
+    """Return the symbols sorted by address; where several recordings name one address, the last one's symbol."""
     symbols = symbols.take(np.argsort(symbols.start, kind="stable"))
     is_last = np.append(~repeats((symbols.start, symbols.start))[1:], True)[: len(symbols)]
     return symbols.take(is_last)

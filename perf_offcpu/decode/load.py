@@ -92,7 +92,8 @@ def _collected(
     collector: BatchCollector,
     tasks: TaskReplay,
 ) -> Batch:
-    """Return what `collector` has and the samples of `chunks`; note side-band records in `tasks`."""
+    """Decode the samples of `chunks` into `collector` and note their side-band records in `tasks`; return the batch of
+    all that `collector` then holds."""
     for chunk in chunks:
         rows, parts = decoder.decode(chunk, reader.events)
         collector.add_interleaved(parts, rows)
@@ -102,7 +103,8 @@ def _collected(
 
 
 def read_tasks(reader: PerfDataReader) -> tuple[TaskReplay, CollectorAccount]:
-    """Read the side-band records and collector's counters of a recording, without other samples, for `assemble`."""
+    """Read, for `assemble`, the side-band records and the `offcpu-counters` samples of a recording, no other
+    samples."""
     tasks, account = TaskReplay(Strings()), CollectorAccount()
     for chunk in reader.chunks():
         read_account(chunk, reader.events, account)
@@ -121,7 +123,8 @@ def note_tasks(chunk: Chunk, reader: PerfDataReader, tasks: TaskReplay) -> None:
 
 
 def assemble(head: Head | PerfDataReader, batch: Batch, tasks: TaskReplay, account: CollectorAccount) -> Recording:
-    """Return the Recording of samples and side-band records (noted in `tasks`), each sample with comm and space."""
+    """Build the Recording from decoded samples (`batch`), side-band records (noted in `tasks`) and the recorder's
+    account: ids and waits are completed, and each sample gets its comm and address space."""
     if losses.RECORDS_UNWRITTEN in account.counted:  # where compressed, the file ends within one of them
         head.counters.pop(losses.FILE_CUT, None)
     for cause, count in account.counted.items():
@@ -174,7 +177,7 @@ def assemble(head: Head | PerfDataReader, batch: Batch, tasks: TaskReplay, accou
 
 
 def _with_build_ids(dsos: Dsos, strings: Strings, files: Sequence[BuildId]) -> Dsos:
-    """Return `dsos`, where a dso without build-id gets the build-id of its path in the header, if there is just one."""
+    """Return `dsos`; a dso without build-id gets the one that the header (`files`) has for its path, if just one."""
     ids = unambiguous((strings.find(decoded(entry.filename)), entry.build_id) for entry in files)
     id_of_path = {path: strings.intern(build_id) for path, build_id in ids.items()}
     pairs = zip(dsos.path.tolist(), dsos.build_id.tolist(), strict=True)
@@ -192,7 +195,7 @@ def _paths(files: Sequence[BuildId]) -> dict[str, list[str]]:
 def _read_meta(
     events: Events, features: Features, files: Sequence[BuildId], path: str, samples: Samples, account: CollectorAccount
 ) -> Meta:
-    """Return facts about machine and run; they are complete after the last chunk."""
+    """Return facts about machine and run, to be called after the last chunk; damaged features are counted."""
     clockids = (spec.attr.clockid for spec in events.specs if spec.attr.flags & AttrFlag.USE_CLOCKID)
     clock = features.values(Feature.CLOCK_DATA) or {}
     timed = samples.time_ns[samples.time_ns >= 0]
@@ -226,7 +229,7 @@ def _read_meta(
 
 
 def _sampling(account: CollectorAccount, samples: Samples) -> Sampling:
-    """Return period, number and sums of waits sampled by length; an empty Sampling if all waits were recorded."""
+    """Return periods, number and sums of waits that were sampled by length; all 0 if all waits were recorded."""
     period_ns, stack_period_ns = (
         account.notes.get(cause.name, (0, 0))[1] for cause in (losses.SAMPLING_PERIOD, losses.STACK_PERIOD)
     )
@@ -260,8 +263,8 @@ def _evsel_of(spec: EventSpec) -> Evsel:
 
 class GrowingFile:
     """Decodes a recording while it is being written, part by part: from one account of the recorder (command `account`
-    of `record --control`) to the next. Each part is a Recording of its own. Tasks, mappings, objects, names of code
-    and copies of stacks are in the file once, and are known in all later parts. `features`: body of each header
+    of `record --control`) to the next. Each part is a Recording of its own. Tasks, mappings, wait objects, code objects
+    and copies of stacks are in the file once, and are known in all later parts. `features`: bit → body of each header
     feature, which the file has only at its end."""
 
     def __init__(self, path: str, features: Mapping[int, bytes]) -> None:

@@ -24,7 +24,7 @@ _NOTE_NS = 100_000  # at most from an on-CPU sample to its functions: these are 
 
 
 class Code(NamedTuple):
-    """A Python function; `lines`: the begin of its table of lines, as CPython 3.`minor` has it."""
+    """Describes a Python function; `lines`: the first bytes of its line table, as CPython 3.`minor` encodes it."""
 
     name: str
     file: str
@@ -34,7 +34,7 @@ class Code(NamedTuple):
 
 
 def read_codes(payload: bytes, order: Order) -> dict[int, Code]:
-    """Return the functions of a CODES payload by id; raise LayoutError if it is damaged."""
+    """Return id → function of a CODES payload; raise LayoutError if it is damaged."""
     values, codes, begin = CODES.unpack(payload, order), dict[int, Code](), 0
     text = bytes(values["text"])
     for row in values["codes"]:
@@ -64,9 +64,10 @@ def with_places(
     strings: Strings,
     lost: Losses,
 ) -> tuple[Samples, PythonPlaces]:
-    """Return (samples, places): `python` of the returned samples is a row of places; of the given ones, a row of
-    `chains`, words of the payload. `functions`: of further waits, by (tid, begin in ns). `strings`: names are interned
-    there. `lost`: counts functions that are not known."""
+    """Decode the Python frames of samples. Returns (samples, places): column `python` of these samples is a row of
+    places; of the given samples, a row of `chains` (words as in payloads). `functions`: of further waits, by (tid,
+    begin in ns). `strings`: names are interned there. `lost`: frames whose function is not in `codes` are counted
+    there."""
     rows = np.flatnonzero(samples.python >= 0)
     others = _rows_of(samples, functions)
     if not len(rows) and not others:
@@ -93,8 +94,8 @@ def with_places(
 
 
 def with_functions_on_cpu(samples: Samples) -> Samples:
-    """Return the samples without those flagged ON_CPU_NAMES, whose Python functions go to the on-CPU samples of the
-    thread: each of these gets the first that follow, since the perf core takes its time before BPF reads them."""
+    """Return the samples without those flagged ON_CPU_NAMES, whose Python functions go to the on-CPU sample that they
+    follow in their thread, within _NOTE_NS: BPF reads them after the perf core has set the time of the sample."""
     is_note = samples.has(SampleFlag.ON_CPU_NAMES)
     if not is_note.any():
         return samples
@@ -110,7 +111,7 @@ def with_functions_on_cpu(samples: Samples) -> Samples:
 
 
 def _rows_of(samples: Samples, waits: Mapping[tuple[int, int], Functions]) -> dict[int, tuple[int, int]]:
-    """Return row in samples → (tid, switch_out_ns), for off-cpu samples without functions whose pair is in `waits`."""
+    """Return row → (tid, switch_out_ns) for off-cpu samples without Python functions whose pair is a key of `waits`."""
     if not waits:
         return {}
     tids = distinct(np.array([tid for tid, _ in waits], np.int32))
@@ -120,7 +121,8 @@ def _rows_of(samples: Samples, waits: Mapping[tuple[int, int], Functions]) -> di
 
 
 def _with_names(functions: Functions, strings: Strings) -> list[tuple[int, int, int, int]]:
-    """Return (name, file, line, whether it is the first function of its call) of each function, leaf first."""
+    """Return for each function, leaf first: (string of its name, of its file, line, 1 if it is the first of its
+    call)."""
     callers = [call for *_, call in functions[1:]] + [0]
     return [
         (strings.intern(name), strings.intern(file), line, int(call != caller))
@@ -129,7 +131,8 @@ def _with_names(functions: Functions, strings: Strings) -> list[tuple[int, int, 
 
 
 def _texts_of(words: U64, codes: Mapping[int, Code], strings: Strings, lost: Losses) -> list[tuple[int, int, int, int]]:
-    """Return (name, file, line, whether it is the first function of its call) of each word of a payload."""
+    """Decode Python frames, words of payloads: (string of the name, of the file, line, 1 if it is the first of its
+    call); the first three are 0 for an unknown function."""
     texts, tables = [], dict[int, LineTable]()
     for word in words.tolist():
         id_, index, first = word >> CODE_SHIFT, word & NO_INDEX, int(word & PYTHON_ENTRY != 0)

@@ -52,9 +52,9 @@ FLAGS_OF_LOST = (
 def retype(
     data: NDArray[np.uint8], columns: Columns, samples: Samples, order: Order, counters: Losses
 ) -> tuple[Batch, Bool]:
-    """Re-type n raw samples of one evsel; time, evsel, cpu and flags are taken from `samples`, the same n samples.
-    Return (batch, sound): the off-cpu samples, and bool[n], False where the payload is malformed or of another version
-    than this module reads. Such samples are counted if they are `ok` in `columns`."""
+    """Re-type n raw samples of one evsel. `columns`: their fields. `samples`: the same n samples, of which time, evsel,
+    cpu and flags are taken. Returns (batch, sound): the off-cpu samples, and bool[n], False where the payload is
+    malformed or of a version that this module does not read. Such samples are counted if they are `ok` in `columns`."""
     payload = Payload(data, columns, order)
     result = Samples.sparse(
         len(payload.words),
@@ -92,7 +92,7 @@ def retype(
 
 
 class Payload:
-    """Reads the fields of n raw payloads, each only where it lies inside its sample."""
+    """Reads the fields of n raw `offcpu-time` payloads, each only where it lies inside its sample."""
 
     def __init__(self, data: NDArray[np.uint8], columns: Columns, order: Order) -> None:
         raw = columns.arrays["raw"]
@@ -109,7 +109,7 @@ class Payload:
         self.extension = self._extension(self.tail["size"])
 
     def _tail(self, nr: I64) -> dict[str, NDArray[Any]]:
-        """Return the fields of _TAIL by name, after callchains of `nr` words (int64[n]); note which are `ours`."""
+        """Return field of _TAIL → column, for callchains of `nr` words (int64[n]); note which payloads are `ours`."""
         after = nr + _FIXED_WORDS
         inside = self.words > after
         self.extension_at = np.where(inside, self.at + 8 * after, self.at)
@@ -216,8 +216,8 @@ def _apply_extension(samples: Samples, fields: dict[str, NDArray[Any]]) -> None:
 
 
 def _estimate(samples: Samples) -> None:
-    """Set the number of waits that each sampled one stands for, and scale its run-queue delay to its weight. A wait of
-    the length L is drawn with the probability min(1, L / period), so it stands for max(1, period / L) waits (Horvitz
+    """Estimate for SAMPLED waits the number that each stands for (`count`), and scale `runq_ns` to its weight. A wait
+    of the length L is drawn with the probability min(1, L / period), so it stands for max(1, period / L) waits (Horvitz
     and Thompson, 1952). The fraction is rounded up or down by a hash of its time, so that the sum of many is right."""
     rows = np.flatnonzero(samples.has(SampleFlag.SAMPLED) & (samples.longest_ns > 0))
     if not len(rows):
@@ -263,6 +263,6 @@ def repair_ids(samples: Samples, from_upstream: Bool, tasks: Tasks) -> Samples:
 
 
 def _tgid(tasks: Tasks, tids: I32) -> I32:
-    """Return int32[n]: the process of each thread, -1 unknown."""
+    """Return int32[n]: the tgid of each thread in `tids`, -1 unknown."""
     slot, none = np.searchsorted(tasks.tid, tids), np.int32(-1)
     return np.where(np.append(tasks.tid, none)[slot] == tids, np.append(tasks.pid, none)[slot], none)

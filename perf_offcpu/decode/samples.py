@@ -33,19 +33,20 @@ _OFFCPU_CONFIGS = (SoftwareConfig.BPF_OUTPUT, SoftwareConfig.CPU_CLOCK)
 
 
 def is_offcpu(spec: EventSpec) -> bool:
-    """Return whether an evsel's samples are off-cpu time: by perf's rule, if it is a bpf-output event named
+    """Return True if an evsel's samples are off-cpu time: by perf's rule, if it is a bpf-output event named
     `offcpu-time`; or if it is a cpu-clock event of this name, which `inject` makes of the bpf-output event."""
     is_software = spec.attr.type == PerfType.SOFTWARE
     return spec.name == abi.EVENT_NAME and is_software and spec.attr.config in _OFFCPU_CONFIGS
 
 
 def is_python(spec: EventSpec) -> bool:
-    """Return whether an evsel's samples have the Python functions of on-CPU samples."""
+    """Return True if an evsel's samples hold the Python functions of on-CPU samples (`offcpu-python`)."""
     return spec.name == abi.PYTHON_EVENT and spec.attr.config == SoftwareConfig.BPF_OUTPUT
 
 
 def samples_by_event(chunk: Chunk, events: Events, counters: Losses) -> Iterator[tuple[int, I64]]:
-    """Yield (evsel, int64[n]: chunk rows of its samples) of each evsel; samples of unknown events are counted."""
+    """Yield (evsel, int64[n]: chunk rows of its samples) for each evsel that has some; count those of unknown
+    events."""
     rows = np.flatnonzero(chunk.types == RecordType.SAMPLE)
     evsel = events.of_samples(chunk, rows)
     counters.add(losses.UNKNOWN_ID, int((evsel < 0).sum()))
@@ -95,7 +96,8 @@ class SampleDecoder:
     def _decode_evsel(
         self, chunk: Chunk, rows: I64, columns: Columns, events: Events, number: int
     ) -> tuple[Bool, Batch]:
-        """Return (bool[n]: False for a damaged sample, all n samples in the order of `rows` with own callchains)."""
+        """Decode n samples (`rows` of the chunk, their fields `columns`) of evsel `number`. Returns (bool[n]: False for
+        a damaged sample; batch of all n samples, in this order)."""
         spec, order = events.specs[number], events.order
         samples = model_samples(columns, spec, number, chunk.miscs[rows])
         columns.ok &= samples.period >= 0
@@ -140,7 +142,7 @@ def _take_account(chunk: Chunk, columns: Columns, account: CollectorAccount, ord
 
 
 def model_samples(columns: Columns, spec: EventSpec, number: int, miscs: NDArray[np.uint16]) -> Samples:
-    """Return the model's rows of n samples of evsel `number`, without callchains; damaged periods are -1."""
+    """Convert fields of n SAMPLE records of evsel `number` to Samples, without callchains; damaged periods are -1."""
     scalars, rows = columns.scalars, len(columns.ok)
     time_ns = scalars["time"].astype(np.int64) if "time" in scalars else np.full(rows, -1, np.int64)
     untimed = (time_ns < 0) & ("time" in scalars)

@@ -44,7 +44,7 @@ def has_snapshot(columns: Columns) -> Bool:
 
 
 def _stack_words(columns: Columns) -> I64:
-    """Return int64[n]: the words of each copy of a user stack."""
+    """Return int64[n]: the number of words in each copy of a user stack."""
     recorded = columns.arrays["stack_user"].counts.astype(np.uint64)
     used = np.minimum(columns.scalars["stack_user_dyn_size"], recorded)
     words: I64 = used.astype(np.int64) // 8
@@ -82,7 +82,7 @@ class StackPositions:
         return len(self._starts)
 
     def add(self, source: OpenFile | None, starts: I64, words: I64) -> None:
-        """Add n stacks at byte offsets `starts` of `source`, `words` words each; None: `settle` sets the source."""
+        """Add n stacks of words[i] words at byte offset starts[i] of `source`; None: `settle` will set the source."""
         if not self._sources or self._sources[-1] is not source:
             self._sources.append(source)
             self._first.append(len(self))
@@ -95,7 +95,7 @@ class StackPositions:
 
     @property
     def lengths(self) -> I64:
-        """Return int64[n]: the words of each stack."""
+        """Return int64[n]: the number of words of each stack."""
         return self._words.view()
 
     def read_stacks(self, rows: I64) -> StackWords:
@@ -182,7 +182,7 @@ class SnapshotStore:
         return number
 
     def _place(self, chunk: Chunk, starts: I64, words: I64, order: Order) -> bool:
-        """Note where stacks of `words` words lie in the file, or keep copies; return False if the disk is full."""
+        """Note where n stacks of words[i] words lie in the file, or copy them; return False if the disk is full."""
         if chunk.origin not in self._files:
             descriptor = self._reopen(chunk.origin)
             self._files[chunk.origin] = None if descriptor is None else OpenFile(descriptor)
@@ -204,7 +204,7 @@ class SnapshotStore:
         return Snapshots(self._mask.release(), Ragged(ends, self._registers.release()), self._places)
 
     def view(self) -> Snapshots:
-        """Return the snapshots so far, in order of their numbers; the store keeps them. They are all in a file."""
+        """Return the snapshots so far, in order of their numbers, and keep them; for recordings in one growing file."""
         ends = np.append(np.int64(0), self._register_ends.view())
         return Snapshots(self._mask.view().copy(), Ragged(ends, self._registers.view().copy()), self._places)
 
@@ -257,7 +257,7 @@ def _write(file: BinaryIO, words: U64, place: int) -> bool:
 
 
 class CallerRows:
-    """Maps callers (the payloads' numbers of a user stack) to rows of snapshots, or of callchains."""
+    """Maps callers, the numbers by which samples share the copy of a user stack, to rows of snapshots or callchains."""
 
     def __init__(self) -> None:
         self._rows: dict[int, int] = {}
@@ -293,7 +293,7 @@ class CallerRows:
 
 
 def callers_of(data: NDArray[np.uint8], columns: Columns, order: Order) -> U64:
-    """Return uint64[n]: the callers of off-cpu samples of one evsel; 0 for evsels without copies of stacks."""
+    """Return uint64[n]: `caller`, the number of the user stack, of off-cpu samples of one evsel; 0 for none."""
     if "raw" not in columns.arrays or "stack_user" not in columns.arrays:
         return np.zeros(len(columns.ok), np.uint64)
     return Payload(data, columns, order).extension["caller"]

@@ -31,7 +31,7 @@ from perf_offcpu.perfdata.tracing_data import TracepointFormat, tracepoint_forma
 
 
 class SwitchKind(enum.IntEnum):
-    """Names the values of the column `kind` of Switches."""
+    """Kinds of rows of Switches: values of the column `kind`."""
 
     STACK = 0  # a sample of the event context-switches: the stack of the OUT that follows
     SWITCH = 1  # sched_switch: `tid` goes out, `next_tid` comes in
@@ -106,7 +106,8 @@ class SwitchDecoder:
     def of_samples(
         self, data: NDArray[np.uint8], columns: Columns, ok: Bool, samples: Samples, events: Events, number: int
     ) -> Switches:
-        """Return rows for the `ok` samples of evsel `number`; none for other events, and for a repeated event."""
+        """Return the switches in n samples (fields `columns`) of evsel `number` where `ok` (bool[n]): none if its event
+        is no switch or wake-up, or an earlier evsel has the same event."""
         self._read_kinds(events.specs)
         kind, config = _kind_of(events.specs[number])
         is_switch = (kind, config) == (PerfType.SOFTWARE, SoftwareConfig.CONTEXT_SWITCHES)
@@ -120,7 +121,7 @@ class SwitchDecoder:
         return self._of_tracepoint(tracepoint, _Raw(data, columns.arrays["raw"], ok, tracepoint, events.order), samples)
 
     def _read_kinds(self, specs: Sequence[EventSpec]) -> None:
-        """Note the first evsel of each (type, config), only if `specs` has changed: the list can be thousands long."""
+        """Note the first evsel of each (type, config), unless `specs` is unchanged: it can have thousands of rows."""
         if specs is self._specs and len(specs) == self._count:
             return
         self._specs, self._count = specs, len(specs)
@@ -150,7 +151,7 @@ class SwitchDecoder:
         return switches.take(raw.ok & (switches.time_ns > 0))
 
     def of_records(self, chunk: Chunk, events: Events) -> Switches:
-        """Return rows for the SWITCH records of a chunk, and for LOST records, which show gaps."""
+        """Return the switches in SWITCH records of a chunk, and a row of kind LOST for each LOST record."""
         rows = np.flatnonzero(np.isin(chunk.types, [*SWITCH_RECORDS, RecordType.LOST]))
         if not len(rows):
             return Switches()

@@ -66,7 +66,7 @@ class Waits(Table):
 
 
 def find_waits(switches: Switches, tasks: Tasks, last_ns: int, counters: Losses) -> Waits:
-    """Return all waits. Waits of one thread do not overlap; the idle threads have none. Births and exits in `tasks`
+    """Pair switch-outs with switch-ins; return the waits of all threads but the idle ones. Births and exits in `tasks`
     separate the threads of a tid that is used again. A wait that nothing ended lasts to the end of the recording,
     `last_ns`. Switches that are no wait are counted."""
     if not len(switches):
@@ -124,7 +124,7 @@ def _outcomes(history: History, edges: Edges, switches: Switches) -> I8:
 
 
 def _of_threads_with(is_out: Bool, edges: Edges) -> Bool:
-    """Return bool[m]: True if the edge's thread has an edge with `is_out` True; other threads were not recorded."""
+    """Return bool[m]: True if `is_out` (bool[m]) is True for any edge of the same thread; others were not recorded."""
     if not len(edges.place):
         return is_out
     first = np.flatnonzero(edges.before == NONE)
@@ -132,7 +132,7 @@ def _of_threads_with(is_out: Bool, edges: Edges) -> Bool:
 
 
 def _sees_all_ends(switches: Switches) -> bool:
-    """Return whether all switch-ins are recorded, whatever thread ran before. SWITCH records come in pairs. The
+    """Return True if all switch-ins are recorded, whatever thread ran before. SWITCH records come in pairs. The
     tracepoint alone sees them if it is recorded of the whole machine, idle threads included; `perf record -e
     sched:sched_switch COMMAND` has only the switch-outs of the command's threads."""
     from_idle = (switches.kind == SwitchKind.SWITCH) & (switches.tid == 0)
@@ -158,7 +158,7 @@ def _waits(history: History, edges: Edges, outcomes: I8, last_ns: int) -> Waits:
 
 
 def _stacks(history: History, edges: Edges, begins: I64) -> I64:
-    """Return int64[k]: the Switches row with the stack of each wait, from the edges where they begin; -1 none. A
+    """Return int64[k]: the Switches row with the stack of each wait; -1 none. `begins`: int64[k], edge at its begin. A
     sched_switch has its own. A SWITCH record has that of the context-switches sample of the same switch, which comes
     after the previous edge of the thread. A sample from any earlier moment is no stack of this wait."""
     place = edges.place[begins]
@@ -219,7 +219,7 @@ class History:
     @classmethod
     def of(cls, switches: Switches, tasks: Tasks) -> History:
         """Return the history of switches, births and exits, without the idle threads."""
-        kinds, *columns = zip(*_parts(switches, tasks), strict=True)
+        kinds, *columns = zip(*_events_by_kind(switches, tasks), strict=True)
         row, tid, time_ns = map(np.concatenate, columns)
         kind = np.repeat(np.array(kinds, np.int8), list(map(len, columns[0])))
         order = _by_thread(np.flatnonzero(tid > 0), tid, time_ns)  # 0 is idle, -1 a thread that has exited
@@ -235,7 +235,7 @@ class History:
         return np.minimum.accumulate(places[::-1])[::-1]
 
 
-def _parts(switches: Switches, tasks: Tasks) -> Iterator[tuple[EventKind, I64, I32, I64]]:
+def _events_by_kind(switches: Switches, tasks: Tasks) -> Iterator[tuple[EventKind, I64, I32, I64]]:
     """Yield (kind, rows of Switches or -1, tids, times in ns) of the events of each kind, in the order of EventKind."""
     rows = {kind: np.flatnonzero(switches.kind == kind) for kind in SwitchKind}
     # sched_wakeup may come late, from the CPU that takes the thread over: only if there is no better.
@@ -278,7 +278,7 @@ class Edges:
 
 
 def edges_of(history: History) -> Edges:
-    """Return the edges of a history; of a switch that was recorded twice, the tracepoint's."""
+    """Return the edges of a history; of a switch that was recorded twice, only that of the tracepoint."""
     place = np.flatnonzero((history.kind != EventKind.STACK) & (history.kind != EventKind.WAKEUP))
     kind, before, _ = _neighbours(history, place)
     again = (kind == EventKind.OUT_RECORD) & (before == EventKind.OUT)
@@ -287,7 +287,8 @@ def edges_of(history: History) -> Edges:
 
 
 def _neighbours(history: History, place: I64) -> tuple[I8, I8, I8]:
-    """Return int8[m] thrice: EventKind of each event in `place`; of the events before and after it in its thread."""
+    """Return int8[m] each: EventKind of the events in rows `place`, of the one of these before each in its thread, and
+    of the one after; NONE without one."""
     kind, tid = history.kind[place], history.tid[place]
     before, after = np.full((2, len(place)), NONE, np.int8)
     same = tid[1:] == tid[:-1]

@@ -99,7 +99,7 @@ def offcpu_evsel(attrs: list[Attr]) -> Evsel:
 
 
 def _chosen(switches: Switches, rows: I64) -> Switches:
-    """Take rows; -1 yields a row of sentinels."""
+    """Return the switches in `rows`; -1 gives a row of sentinels."""
     nothing = Switches.filled(1)
     return Switches(*(np.append(getattr(switches, name), getattr(nothing, name))[rows] for name in Switches.columns))
 

@@ -40,7 +40,7 @@ class Mapping(NamedTuple):
         return Mapping(start, end, self.pgoff + (start - self.start), self.dso)
 
     def agrees(self, other: "Mapping") -> bool:
-        """Return whether both map every address to the same place in the same file."""
+        """Return True if both map every address to the same place in the same file."""
         return self.dso == other.dso and self.pgoff - self.start == other.pgoff - other.start
 
 
@@ -118,7 +118,7 @@ class AddressSpaces:
         self._put(space, where, mapping)
 
     def map_run(self, runs: MapRuns, run: int) -> bool:
-        """Apply sound run number `run` if it begins a space and is not too large; return whether it was applied."""
+        """Apply the sound run `run` at once; return False if it begins no address space, or is too large, for that."""
         first, size = int(runs.first[run]), int(runs.cuts[run + 1] - runs.cuts[run])
         pid = int(runs.maps.pid[first])
         number = self._current.get(pid, -1)

@@ -50,7 +50,8 @@ class SideRecord(NamedTuple):
 
 @mutable
 class TaskRecords:
-    """Holds n records of one type in file order: own fields as columns, the others in a few examples."""
+    """Holds n records of one type in file order: fields that differ in most records as columns, the others once for all
+    records that have them alike."""
 
     kind: int  # their type
     rows: I64  # int64[n], rows of their chunk
@@ -68,7 +69,7 @@ def task_records(chunk: Chunk, kinds: Set[int], events: Events, counters: Losses
 
 
 def task_record(record: SideRecord) -> TaskRecords:
-    """Return one task record as columns of length 1."""
+    """Return a record about tasks as TaskRecords of length 1."""
     fields, first = _OWN[record.type].fields, np.zeros(1, np.int64)
     own = {field.name: np.array([record.values.get(field.name, 0)], native(field.type)) for field in fields}
     return TaskRecords(record.type, first, np.array([record.time_ns]), own, first, [record])
@@ -107,7 +108,8 @@ def _of_type(kind: int, chunk: Chunk, events: Events, counters: Losses) -> TaskR
 
 
 def _alike(chunk: Chunk, rows: I64, rest: Rows, ok: Bool) -> tuple[I64, list[int]]:
-    """Return (int64[n]: group of each record, first record of each group); a group agrees in misc and `rest`."""
+    """Group n records that agree in misc and in `rest`, their words after the own fields. Returns (int64[n]: group of
+    each record; the first record of each group)."""
     same_rest = unique_rows(Ragged(*gather_rows(chunk.data, rest)))[1].astype(np.int64)
     keys = same_rest << 17 | chunk.miscs[rows].astype(np.int64) << 1 | ok
     _, first, kinds = np.unique(keys, return_index=True, return_inverse=True)
@@ -140,7 +142,8 @@ class MapRuns:
 
 
 def map_runs(maps: MapEvents, pids: I32, times: I64, numbers: I64) -> MapRuns:
-    """Cut mappings (in any order) into runs: a run ends at the next of n forks or execs (`pids`, …) of its process."""
+    """Sort mappings (given in any order) into runs, each up to the next fork or exec of its process. `pids`, `times`
+    (ns), `numbers` (as in MapEvents): of n forks and execs."""
     kept = len(maps)
     pid, time, number = (
         np.concatenate(pair) for pair in ((maps.pid, pids), (maps.time_ns, times), (maps.number, numbers))

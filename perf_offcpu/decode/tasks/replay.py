@@ -85,15 +85,15 @@ class TaskNotes:
     # Return the content of a record beyond the fields of `_OWN`, by type; None if it is of no use.
 
     def _comm(self, misc: int, values: dict[str, Any]) -> Note:
-        """Return (string number of the comm, nonzero if an exec set it)."""
+        """Return the content of a COMM: (string of the comm, nonzero if an exec set it)."""
         return self.strings.intern(values["comm"]), misc & _COMM_EXEC
 
     def _task(self, misc: int, _: dict[str, Any]) -> Note:
-        """Return (nonzero for a FORK that describes a thread that was there when a file of the recording began,)."""
+        """Return the content of a FORK or EXIT: (nonzero if the FORK describes a thread older than the recording,)."""
         return (misc & _FORK_EXEC,)
 
     def _mmap(self, misc: int, values: dict[str, Any]) -> Note | None:
-        """Return (row in dsos,); None for a user mapping that is not executable."""
+        """Return the content of a mapping: (row in dsos,); None for a user mapping that is not executable."""
         data = misc & _MMAP_DATA or ("prot" in values and not values["prot"] & PROT_EXEC)
         kernel = _is_kernel(misc)
         if data and not kernel:
@@ -102,13 +102,14 @@ class TaskNotes:
         return (self._dso(values["filename"], build_id, _KERNEL if kernel else _USER),)
 
     def _ksymbol(self, _: int, values: dict[str, Any]) -> Note | None:
-        """Return (first address, address after the last, string number of the name); None if it is unregistered."""
+        """Return the content of a KSYMBOL: (first address, address after the last, string of the name); None for the
+        end of a symbol."""
         if values["flags"] & KSYMBOL_UNREGISTER:  # names of unloaded programs stay known
             return None
         return values["addr"], values["addr"] + values["len"], self.strings.intern(values["name"])
 
     def _cgroup(self, _: int, values: dict[str, Any]) -> Note:
-        """Return (cgroup id, path)."""
+        """Return the content of a CGROUP: (cgroup id, path)."""
         return values["id"], values["path"].decode("utf-8", "surrogateescape")
 
     def _dso(self, path: bytes, build_id: bytes, cpumode: int) -> int:
@@ -129,7 +130,8 @@ _OWN: dict[int, tuple[str, ...]] = {
 
 
 def _events(records: TaskRecords, contents: list[Note | None], numbers: I64) -> Iterator[Note]:
-    """Yield (time ns, number, type, own fields…, content…) of each record; contents[i]: of example i, None: skipped."""
+    """Yield the notes of n records: (time ns, number, type, own fields…, content…). `contents`: of each example; None:
+    its records are left out. `numbers`: int64[n]."""
     own = [records.own[name].view(np.int32).tolist() for name in _OWN.get(records.kind, ())]
     heads = zip(records.time_ns.tolist(), numbers.tolist(), itertools.repeat(records.kind), *own)
     for head, example in zip(heads, records.example.tolist(), strict=True):
@@ -138,7 +140,8 @@ def _events(records: TaskRecords, contents: list[Note | None], numbers: I64) -> 
 
 
 def _map_events(records: TaskRecords, contents: list[Note | None], numbers: I64) -> MapEvents:
-    """Return the mappings of n records; contents[i] is (row in dsos,) of example i, None: its records are left out."""
+    """Return the mappings of n records. `contents`: (row in dsos,) of each example; None: its records are left out.
+    `numbers`: int64[n]."""
     dso = np.array([-1 if content is None else content[0] for content in contents], np.int32)
     kernel = np.array([_is_kernel(record.misc) for record in records.examples], np.bool_)
     kept = np.flatnonzero(dso[records.example] >= 0)
@@ -249,7 +252,7 @@ class TaskReplay:
         self._comms.append((tid, pid, time_ns, comm))
 
     def _live(self, tid: int, pid: int, time_ns: int, born: bool) -> None:
-        """Begin a life of a thread: at `time_ns` if `born`, even if its last is open; else at 0, if none is open."""
+        """Begin a life of a thread: if `born`, at `time_ns`; else at 0, and only if it has no life without an end."""
         if tid in self._task_of and not born:
             return
         self._task_of[tid] = len(self._tasks)
