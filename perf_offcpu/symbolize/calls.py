@@ -61,7 +61,7 @@ class _Call(NamedTuple):
 
 
 class Named(NamedTuple):
-    """Holds locations, their names (equal rows), and callchains of these rows, leaf first."""
+    """Holds n locations, their names (a row each), and callchains of location rows, leaf first."""
 
     locations: Locations
     names: SymbolNames
@@ -100,7 +100,8 @@ def name_by_calls(
 
 
 def _places_with_callers(locations: Locations, unnamed: Bool, values: I64, offsets: I64) -> I64:
-    """Return int64[m]: indices in `values` (rows of all chains) of unnamed locations followed by a return address."""
+    """Return int64[m]: indices in `values` (location rows of all callchains, which begin at `offsets`) of locations in
+    the mask `unnamed` that a return address follows."""
     is_return = (locations.cpumode == CpuMode.USER) & (locations.ip != locations.lookup)
     is_last = np.zeros(len(values) + 1, np.bool_)
     is_last[offsets - 1] = True
@@ -118,7 +119,7 @@ def _used(count: int, *columns: I64) -> I64:
 
 
 def _symbols(code: "_Code", inner: I64, outer: I64, strings: Strings) -> I64:
-    """Return int64[n], strings: the name for location inner[i] by the call before its caller outer[i]; 0 if unknown."""
+    """Return int64[n]: string of the name of location inner[i] by the call before its caller outer[i]; 0 unknown."""
     symbols, calls = np.zeros(len(inner), np.int64), code.calls(_used(len(code.dso), outer))
     has_call = np.zeros(len(code.dso), np.bool_)
     has_call[list(calls)] = True
@@ -163,7 +164,8 @@ class _Code:
         return calls
 
     def names(self, frames: I64, calls: Sequence[_Call]) -> list[str | bytes]:
-        """Return the name of calls[i] for each frame frames[i] (location row); "" if it may be another function."""
+        """Return for each frame frames[i] (location row) the name of the function that calls[i] calls; "" if the frame
+        may be in another function."""
         names: list[str | bytes] = [""] * len(frames)
         dso_of_frame = self.dso[frames]
         for dso in distinct(dso_of_frame).tolist():
@@ -203,7 +205,7 @@ class _Code:
 
 
 def _symbols_at(image: ElfImage, addresses: set[int], search: Search) -> dict[int, str]:
-    """Return address → name of the symbol that begins there, for those of `addresses` that have one."""
+    """Return address → name of the symbol that begins there; without `addresses` at which none begins."""
     if not addresses:
         return {}
     table, wanted = symbols_of(image, search).symbols, np.array(sorted(addresses), np.uint64)
@@ -212,7 +214,8 @@ def _symbols_at(image: ElfImage, addresses: set[int], search: Search) -> dict[in
 
 
 def interpreter_part(image: ElfImage, cache: DiskCache | None) -> U64:
-    """Return (start, end), addresses of the split-off part; zeros if there is none. Errors are as in `elf.image`."""
+    """Return uint64[2]: start and end of the part that GCC split off CPython's interpreter function; zeros if there is
+    none. Errors are as in `elf.image`."""
     name = cache_name(_KIND, image.build_id, image.source.identity)
     columns = cache.read(name) if cache else None
     if columns is not None and len(part := columns.get("part", _NONE).astype(np.uint64)) == 2:
@@ -239,7 +242,7 @@ def _find_part(image: ElfImage) -> U64:
 
 
 def _jump_targets(image: ElfImage, function: Symbols) -> U64:
-    """Return the targets of jmp rel32 (e9) and jcc rel32 (0f 80 to 0f 8f) in a function."""
+    """Return uint64[n]: target addresses of jmp rel32 (e9) and jcc rel32 (0f 80 to 0f 8f) in a function."""
     for load in image.loads if len(function) else ():
         start, size = function.start[0], int(function.size[0])
         if load["p_vaddr"] <= start and start - load["p_vaddr"] < load["p_filesz"]:

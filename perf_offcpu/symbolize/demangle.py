@@ -54,7 +54,7 @@ def demangle(names: Sequence[str]) -> list[str]:
 
 
 def _in_time(names: list[str]) -> list[str]:
-    """Demangle names; names that fail, as in hostile input, stay mangled."""
+    """Demangle names within a bounded time; names that come too late, or kill the library, stay mangled."""
     directory, done = _library_directory() if names else None, list[str]()
     deadline = time.monotonic() + PATIENCE_S + len(names) / _NAMES_PER_SECOND
     for _ in range(_MAX_DEATHS):
@@ -105,7 +105,7 @@ def _library_directory() -> str | None:
 
 
 def _is_fit(name: str) -> bool:
-    """Return True for text of bounded length that the library can take: names may hold surrogates."""
+    """Return True if the library can take the name: it is of bounded length, and holds no NUL and no surrogates."""
     if len(name) > _MAX_NAME or "\0" in name:
         return False
     return name.isascii() or not any("\ud800" <= c <= "\udfff" for c in name)

@@ -39,7 +39,8 @@ class Locations(Table):
 
 
 def find_locations(chains: Ragged, spaces: I32) -> tuple[Locations, Ragged]:
-    """Return (distinct locations in n callchains of raw words; the chains as location rows). `spaces`: each chain's."""
+    """Find the distinct locations in n callchains of raw words; return (locations, the callchains as location rows).
+    `spaces`: int32[n], address space of each callchain."""
     words = chains.values
     is_marker = words >= np.uint64(CallchainContext.MAX)
     mode, is_exact, is_cookie = _modes(chains, is_marker)
@@ -59,8 +60,8 @@ def find_locations(chains: Ragged, spaces: I32) -> tuple[Locations, Ragged]:
 
 
 def _modes(chains: Ragged, is_marker: Bool) -> tuple[U8, Bool, Bool]:
-    """Return (cpumode, is_exact, is_cookie) of each word, by the last marker before it. The first word after a marker
-    is the address that was executing (exact), the others are return addresses."""
+    """Return (CpuMode, is_exact, is_cookie) of each word, by the last marker before it in its callchain. The first word
+    after a marker is the address that was executing (exact), the others are return addresses."""
     index = np.arange(len(chains.values))
     start = np.repeat(chains.offsets[:-1], chains.lengths)
     last_marker = np.maximum.accumulate(np.where(is_marker, index, -1)) if len(index) else index
@@ -105,7 +106,8 @@ class InlinedFunctions(Table):
 
 
 def symbols_and_offsets(table: SymbolTable, rows: I32, addresses: U64, strings: Strings) -> tuple[U32, U64]:
-    """Return (symbol string, offset from its start in bytes) of n addresses; `rows`: of `table.lookup`, -1 gives 0."""
+    """Return (uint32[n]: string of the symbol; uint64[n]: bytes from its start) of n addresses. `rows`: int32[n], their
+    rows in `table`; -1 gives "" and 0."""
     hit, inverse = np.unique(rows, return_inverse=True)
     ids = strings.intern_all("" if row < 0 else table.name(row) for row in hit.tolist())
     if not len(table):
@@ -117,8 +119,8 @@ def symbols_and_offsets(table: SymbolTable, rows: I32, addresses: U64, strings: 
 def build_frames(
     names: SymbolNames, inlined: InlinedFunctions, locations: Locations, *, keep_ips: bool
 ) -> tuple[Frames, Ragged]:
-    """Return the distinct frames of n named locations, and for each location its frames, leaf first. `keep_ips`:
-    distinguish frames of one function offset at different addresses."""
+    """Return (distinct frames of n named locations; for each location the rows of its frames, leaf first). `keep_ips`:
+    frames of one place in a file at different addresses (`locations.ip`) are different frames."""
     offsets = offsets_of(np.bincount(inlined.location, minlength=len(names)) + 1)
     own_slot = offsets[1:] - 1
     location = np.concatenate([inlined.location.astype(np.int64), np.arange(len(names))])
@@ -146,7 +148,7 @@ def build_frames(
 
 
 def expand(chains: Ragged, frames_of_location: Ragged) -> Ragged:
-    """Return chains of location rows as chains of frame rows, each location replaced by its frames, leaf first."""
+    """Replace each location row in `chains` by the frame rows of this location, leaf first."""
     location = chains.values.astype(np.int64)
     lengths = frames_of_location.lengths[location]
     offsets = offsets_of(lengths)

@@ -26,7 +26,7 @@ _INTERPRETS: Final = re.compile(r"_?PyEval_EvalFrame(Default|Ex)(\..*)?")
 
 
 def interpreting(frames: Frames, strings: Strings) -> Bool:
-    """Return bool[frames]: True for the C function of CPython that runs Python functions."""
+    """Return bool[frames]: True for frames of CPython's interpreter, the C function that runs Python functions."""
     symbols, inverse = np.unique(frames.symbol, return_inverse=True)
     return np.array([bool(_INTERPRETS.fullmatch(strings[row])) for row in symbols.tolist()], np.bool_)[inverse]
 
@@ -42,9 +42,9 @@ def python_symbols(functions: PythonPlaces, strings: Strings) -> U32:
 def with_places(
     recording: Recording, frames: Frames, chains: Ragged, pair_of: I32, strings: Strings, lost: Losses
 ) -> tuple[Frames, Ragged, I32]:
-    """Return (frames, chains, pair_of): frames of the Python functions of samples are appended to `frames`, chains with
-    them to `chains` (rows of frames, leaf first). `pair_of`: chain of each sample, then of each waker, if any has one.
-    `lost`: counts waits in Python whose functions are missing."""
+    """Insert the Python functions of samples into their chains (rows of frames, leaf first). Returns (frames, chains,
+    pair_of) with the new frames and chains appended. `pair_of`: row in chains of each sample, then, if any waker has a
+    chain, of each waker. `lost`: waits in Python whose functions are missing are counted there."""
     samples, places = recording.samples, recording.places
     first, function = group(places.name, places.file, places.line)
     shown = places.take(first)

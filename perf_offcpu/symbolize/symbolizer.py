@@ -85,7 +85,7 @@ def locations_of(recording: Recording) -> tuple[Samples, Locations, Ragged, I32]
 
 
 def _with_leaves(samples: Samples, callchains: Ragged) -> tuple[Samples, Ragged]:
-    """Return (samples, callchains) where each sample without a callchain has one of just its sampled address."""
+    """Return (samples, callchains) in which each sample without a callchain has one of its sampled address alone."""
     bare = np.append(callchains.lengths == 0, True)[samples.callchain]
     has_leaf = np.isin(samples.cpumode, (CpuMode.KERNEL, CpuMode.USER)) & (samples.ip != 0)
     rows = np.flatnonzero(bare & has_leaf)
@@ -112,8 +112,8 @@ def _waker_spaces(samples: Samples, spaces: Spaces) -> I32:
 
 
 def _pairs(space: I32, callchain: I32) -> tuple[I64, I32, I32]:
-    """Return the distinct (space, callchain) pairs in use: (callchains, spaces, pair of each row or -1). Works on
-    blocks of rows: pairs are few, and sorting all rows at once takes several times their memory."""
+    """Find the distinct (space, callchain) pairs of n rows; return (callchain of each pair, its space, int32[n]: pair
+    of each row, -1 without a callchain). Works on blocks: sorting all rows at once takes several times their memory."""
 
     def keys(begin: int) -> I64:
         chains = callchain[begin : begin + _BLOCK].astype(np.int64)
@@ -130,7 +130,8 @@ def _pairs(space: I32, callchain: I32) -> tuple[I64, I32, I32]:
 def _name(
     recording: Recording, locations: Locations, strings: Strings, options: SymbolizeOptions, unresolved: Losses
 ) -> tuple[SymbolNames, InlinedFunctions]:
-    """Return the names of all locations, kernel and user, and the functions inlined there; count unnamed ones."""
+    """Return (names of all locations, kernel and user; the functions inlined there). `unresolved`: locations without a
+    name are counted there, by cause."""
     names, inlined = SymbolNames.filled(len(locations)), [InlinedFunctions()]
 
     def line_names() -> LineNames | None:
@@ -171,7 +172,8 @@ def _shift_back(names: SymbolNames, locations: Locations) -> None:
 
 
 def _demangle(names: SymbolNames, inlined: InlinedFunctions, strings: Strings, kept: dict[str, str]) -> None:
-    """Demangle the symbols of both tables in one call, which costs a process. `kept`: readable names, extended."""
+    """Demangle the symbols of both tables in place, with one call, which costs a process. `kept`: symbol → readable
+    name of earlier calls; new names are added."""
     used, inverse = np.unique(np.concatenate([names.symbol, inlined.symbol]), return_inverse=True)
     symbols = [strings[row] for row in used.tolist()]
     new = [symbol for symbol in symbols if symbol not in kept]

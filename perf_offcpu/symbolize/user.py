@@ -37,7 +37,7 @@ class UserNames:
         self._perf_maps = PerfMaps(recording, self.search.symfs, force=options.force)
 
     def name(self, addresses: U64, map_rows: I32) -> SymbolNames:
-        """Return the names of n addresses, with a row for each; `map_rows`: int32[n], rows in maps that hold them."""
+        """Return the names of n addresses, a row each; `map_rows`: int32[n], row in maps of each address's mapping."""
         maps, dsos = self.recording.maps, self.recording.dsos
         dso_of_address = maps.dso[map_rows]
         file_offsets = addresses - maps.start[map_rows] + maps.pgoff[map_rows]
@@ -52,8 +52,8 @@ class UserNames:
         return names
 
     def name_methods(self, locations: Locations, map_rows: I32, names: SymbolNames) -> Bool:
-        """Fill in `names` at locations outside of mappings that are objects of interpreted methods (`unwind.step`);
-        return bool[n]: True there. `map_rows`: int32[n], rows in maps."""
+        """Fill in `names` where a location is the address of a Method object of HotSpot, which stands for a frame of
+        its interpreter (`unwind.step`); return bool[n]: True there. `map_rows`: int32[n], rows in maps."""
         is_method, pids = np.zeros(len(locations), np.bool_), np.append(self.recording.spaces.pid, -1)[locations.space]
         outside = np.flatnonzero((locations.cpumode == CpuMode.USER) & (map_rows == NO_MAP))
         for pid in sorted({*distinct(pids[outside]).tolist()} & self.recording.perf_maps.keys()):
@@ -81,7 +81,8 @@ class UserNames:
             self.lines.add(elf, addresses, rows, names, path)
 
     def _by_perf_maps(self, spaces: I32, rows: I64, names: SymbolNames) -> None:
-        """Fill in `rows` of names, whose addresses lie in memory without a file; `spaces`: the space of each."""
+        """Fill in `rows` of names, whose addresses lie in memory without a file, by perf maps of their processes.
+        `spaces`: int32[rows]."""
         pids = self.recording.spaces.pid[spaces]
         for pid in distinct(pids).tolist():
             table, own_rows = self._perf_maps.of(pid), rows[pids == pid]
@@ -91,7 +92,7 @@ class UserNames:
                 self._by_perf_map(f"/tmp/perf-{pid}.map", table, own_rows, names)
 
     def _by_perf_map(self, path: str, table: SymbolTable, rows: I64, names: SymbolNames) -> None:
-        """Fill in `rows` of names from one map; as in perf, the dso is `path` wherever the map was found."""
+        """Fill in `rows` of names from one perf map (`table`); as in perf, the dso is `path` wherever it was found."""
         addresses = names.address[rows]
         table_row = table.lookup(addresses)
         names.dso[rows] = self.strings.intern(path)

@@ -36,7 +36,7 @@ EntryReader = Callable[[int, int], tuple[int, frozenset[int]]]
 
 
 class FrameSearch:
-    """Search frame records in copies of stacks. `calls`: reads calls in files."""
+    """Search copies of stacks for frame records. `calls`: reads call instructions in files."""
 
     def __init__(self, recording: Recording, calls: CallReader) -> None:
         self._recording, self._calls = recording, calls
@@ -45,7 +45,7 @@ class FrameSearch:
     def frame_pointer(self, space: int, words: U64, base: int, sp: int, pc: int, entries_of: EntryReader) -> int:
         """Return the frame pointer of the function with the address `pc`, whose part of the stack begins at `sp`; 0 if
         none is found. `words`: the copy of the stack, from the address `base` on. `space`: the address space.
-        `entries_of`: reads begins of functions in files."""
+        `entries_of`: finds the begins of functions."""
         first = max(0, (sp - base) // _WORD)
         top = base + _WORD * len(words)
         saved, back = words[first:-1].astype(np.uint64), words[first + 1 :]
@@ -70,7 +70,8 @@ class FrameSearch:
         return 0
 
     def _calls_before(self, space: int, addresses: U64) -> tuple[I64, U64]:
-        """Return int64[n]: the dso of the call before each return address, -1 without one; uint64[n]: its target."""
+        """Return (int64[n]: dso of the call before each address, -1 if there is none; uint64[n]: the call's target, as
+        of CallReader)."""
         new = np.array(sorted({word for word in addresses.tolist() if (space, word) not in self._known}), np.uint64)
         if len(new):
             self._look_up(space, new)

@@ -40,7 +40,7 @@ INTERPRETER: Final = 3  # rule set of HotSpot's interpreter on x86-64
 _UNKNOWN_CODE: Final = 4  # rule set of code that HotSpot's map lacks, and of begins: frame pointers lead astray
 _SAVED_FP, _RETURN, _SENDER_SP = b"\x76\x00", b"\x76\x08", b"\x76\x78\x06"  # DW_OP_breg6 0, 8, -8 and DW_OP_deref
 _MOST_KEPT: Final = 1 << 17  # addresses, rule sets and expressions that are kept for further recordings
-_NOT_MET: Final = np.array([2**64 - 1], np.uint64), np.array([NO_CFI], np.int32)  # what `NO_ADDRESS` has
+_NO_SETS: Final = np.array([2**64 - 1], np.uint64), np.array([NO_CFI], np.int32)  # of NO_ADDRESS
 _SLOTS: Final = 1 << 18
 _SLOT_SHIFT: Final = np.uint64(64 - 18)
 _MIX: Final = np.uint64(0x9E3779B97F4A7C15)
@@ -53,18 +53,17 @@ _NO_KEY: Final = np.uint64(2**64 - 1)
 
 
 class FileTable(NamedTuple):
-    """The frame rules of one dso; `to_vaddr` converts file offsets (uint64[n]) to the addresses of its table, `name`
-    identifies the files that the table is made from, and `table` is None where it was not asked for."""
+    """Holds the frame rules of one dso."""
 
-    table: CfiTable | None
-    to_vaddr: Callable[[U64], U64]
-    name: str
+    table: CfiTable | None  # None where it was not asked for
+    to_vaddr: Callable[[U64], U64]  # converts file offsets (uint64[n]) to the addresses of the table
+    name: str  # equal for equal files that the table is made from
 
 
 class Rules:
-    """Hold the rule sets met so far, `words` int64[sets, registers + 2], as `CfiTable.rules`, and where they were met.
-    Rule sets that were added are in the columns after `join`: one step of a walk may meet a hundred files. A process
-    that unwinds many recordings keeps them (`kept`): a file is the same if its `FileTable.name` is."""
+    """Hold the rule sets of all code that was looked up: `words`, int64[sets, registers + 2] as `CfiTable.rules`, and
+    the rule set of each address in each file (`FileTable.name`). Added rule sets are in `words` after `join`: one step
+    of a walk may add those of a hundred files. A process that unwinds many recordings shares one object (`kept`)."""
 
     def __init__(self, registers: Registers) -> None:
         self.registers = registers
@@ -79,13 +78,14 @@ class Rules:
         self.words[_UNKNOWN_CODE, registers.count] = Kind.INVALID
         self._of_frame = dict[int, int]()
         self._added, self._count = list[I64](), len(self.words)
-        self._met: dict[str, tuple[U64, I32]] = {}
+        self._sets: dict[str, tuple[U64, I32]] = {}
         self._addresses = 0
         self._derive()
 
     @classmethod
     def kept(cls, registers: Registers, cache: DiskCache | None) -> Self:
-        """Return the rules in memory of `cache`, emptied if there are over _MOST_KEPT; new rules without a cache."""
+        """Return the object that `cache` holds in memory, emptied if it has over _MOST_KEPT entries; a new one without
+        a cache."""
         if cache is None:
             return cls(registers)
         rules: Self = cache.in_memory(f"rules {registers.count}", lambda: cls(registers))
@@ -93,29 +93,30 @@ class Rules:
             rules.__init__(registers)  # type: ignore[misc]
         return rules
 
-    def met(self, name: str, addresses: U64) -> I32:
-        """Return int32[n]: the rule set at addresses of a file, a row of `words`; -1 for addresses not met yet."""
-        starts, rows = self._met.get(name, _NOT_MET)
+    def sets_at(self, name: str, addresses: U64) -> I32:
+        """Return int32[n]: row in `words` of the rule set at each address of file `name`; -1 if `note_sets` lacks
+        it."""
+        starts, rows = self._sets.get(name, _NO_SETS)
         slot = np.searchsorted(starts, addresses)
         return np.where(starts[slot] == addresses, rows[slot], np.int32(-1))
 
-    def meet(self, name: str, addresses: U64, rows: I32) -> None:
-        """Note the rule sets (rows of `words`) at addresses of a file that were not met yet."""
-        starts, before = self._met.get(name, _NOT_MET)
+    def note_sets(self, name: str, addresses: U64, rows: I32) -> None:
+        """Note for `sets_at` the rule sets (int32[n], rows of `words`) at n new addresses of file `name`."""
+        starts, before = self._sets.get(name, _NO_SETS)
         both = np.concatenate([starts, addresses])
         order = np.argsort(both)
         self._addresses += len(addresses)
-        self._met[name] = both[order], np.concatenate([before, rows])[order]
+        self._sets[name] = both[order], np.concatenate([before, rows])[order]
 
     def add(self, rules: I64) -> int:
-        """Append rule sets; return the row in `words` of the first, after `join`."""
+        """Add rule sets (int64[n, registers + 2]), which `join` appends; return the row that the first has then."""
         base = self._count
         self._added.append(rules)
         self._count += len(rules)
         return base
 
     def of_frame(self, size: int) -> int:
-        """Return the row in `words`, after `join`, of the rule set of a frame of HotSpot's compilers of this size."""
+        """Return the row, in `words` after `join`, of the rule set of frames of `size` bytes by HotSpot's compilers."""
         if size not in self._of_frame:
             rules = np.zeros((1, self.registers.count + 2), np.int64)
             rules[0, self.registers.count] = Kind.REGISTER | self.registers.sp << 3 | size << 11
@@ -124,19 +125,19 @@ class Rules:
         return self._of_frame[size]
 
     def add_expressions(self, expressions: list[bytes]) -> int:
-        """Append the expressions of a table; return the number of the first."""
+        """Append the expressions of a table to `expressions`; return the index of the first."""
         self.expressions += expressions
         return len(self.expressions) - len(expressions)
 
     def join(self) -> None:
-        """Append the added rule sets to `words`, and compute the columns again."""
+        """Append the added rule sets to `words`, and compute the columns that `step` uses."""
         if self._added:
             self.words = np.concatenate([self.words, *self._added])
             self._added = []
             self._derive()
 
     def _derive(self) -> None:
-        """Compute from `words` the columns (one value for each rule set) that the fast path of `step` uses."""
+        """Compute from `words` the columns that the fast path of `step` uses, a value for each rule set."""
         registers, words = self.registers, self.words
         cfa, ra = words[:, registers.count], words[:, registers.ra]
         self.cfa_offset = (cfa >> 11).astype(np.uint64)
@@ -167,7 +168,7 @@ class Trampolines:
         self.recording, self.maps = recording, maps
 
     def are_methods(self, spaces: I32, addresses: U64) -> Bool:
-        """Return bool[n]: True if a method object of HotSpot is at address i of address space i."""
+        """Return bool[n]: True if a Method object of HotSpot is at addresses[i] of address space spaces[i]."""
         result, pids = np.zeros(len(addresses), np.bool_), self.recording.spaces.pid[spaces]
         for pid in distinct(pids).tolist():
             table, places = self.maps.methods_of(pid), np.flatnonzero(pids == pid)
@@ -177,8 +178,8 @@ class Trampolines:
         return result
 
     def rules_of(self, spaces: I32, addresses: U64, rules: Rules) -> I32:
-        """Return int32[n]: the rule set of address i in address space i (row of `recording.spaces`), a row of `rules`;
-        NO_CFI if it is in no trampoline's call, and nothing is known of its frame."""
+        """Return int32[n]: row in `rules` of the rule set of addresses[i] in address space spaces[i]; NO_CFI for code
+        of whose frames the perf map tells nothing."""
         result = np.full(len(addresses), NO_CFI, np.int32)
         pids = self.recording.spaces.pid[spaces]
         for pid in distinct(pids[pids > 0]).tolist():
@@ -205,18 +206,18 @@ class Trampolines:
 
 
 def _code_mask(recording: Recording, registers: Registers) -> np.uint64:
-    """Return the bits of a return address that are no signature. The kernel signs all bits above those that user
-    addresses may have: 39, 47, 48 or 52, by kernel and machine. Libraries are mapped at the end of this range, so the
-    highest code of the recording tells; beyond `code_bits` nothing is mapped unless a program asks for it."""
+    """Return a mask of the bits of a return address that are no signature. The kernel signs all bits above those that
+    user addresses may have: 39, 47, 48 or 52, by kernel and machine. Libraries are mapped at the end of this range, so
+    the highest code of the recording tells; beyond `code_bits` nothing is mapped unless a program asks for it."""
     ends = recording.maps.end[recording.maps.end < _KERNEL]
     bits = min(registers.code_bits, (int(ends.max(initial=1)) - 1).bit_length())
     return np.uint64((1 << (bits if registers.code_bits < 64 else 64)) - 1)
 
 
 class CfiLookup:
-    """Look up the rule set at addresses of a recording's processes. `table_of` returns the file of a dso, by its row,
-    or None, and is called at most twice for each: first without its table, which is needed for addresses that `rules`
-    has not met. `trampolines` knows code without a table; `calls` reads call instructions, to search frame pointers."""
+    """Look up the rule set at addresses of a recording's processes. `table_of`: returns the file of a dso (its row;
+    True: with its table) or None; the table is asked for only if `rules` lacks an address. `trampolines`: knows code
+    without a table. `calls`: reads call instructions, to search frame pointers."""
 
     def __init__(
         self,
@@ -236,7 +237,7 @@ class CfiLookup:
         self._rows = np.zeros(_SLOTS, np.int64)
 
     def find(self, spaces: I32, addresses: U64) -> I64:
-        """Return int64[n]: the rule set at each (address space, address), a row of `rules`."""
+        """Return int64[n]: row in `rules` of the rule set at each (address space, address)."""
         keys = spaces.view(np.uint32).astype(np.uint64)
         keys <<= _SPACE_SHIFT
         keys ^= addresses
@@ -283,8 +284,9 @@ class CfiLookup:
         return rules_row
 
     def entries(self, space: int, pc: int) -> tuple[int, frozenset[int]]:
-        """Return (dso, addresses in its file at which the function at `pc` may begin): the nearest before it whose CFA
-        is the stack pointer + 8, as at an entry; also after a return in the middle of a function."""
+        """Return (dso of the code at `pc`, -1 for none; addresses in its file at which its function may begin): rows of
+        the table, among the _ENTRY_ROWS before `pc`, whose CFA is the stack pointer + 8, as at the begin of a
+        function."""
         maps = self.recording.maps
         spaces, address = np.full(1, space, np.int32), np.full(1, pc, np.uint64)
         row = int(find_mappings(maps, self.recording.spaces, spaces, address)[0])
@@ -307,17 +309,18 @@ class CfiLookup:
         if (file := self._files[dso]) is None:
             return np.full(len(offsets), NO_CFI, np.int32)
         addresses = file.to_vaddr(offsets)
-        row = self.rules.met(file.name, addresses)
+        row = self.rules.sets_at(file.name, addresses)
         if not len(new := distinct(addresses[row < 0])):
             return row
         if file.table is None:  # the file may have changed in between
             self._files[dso] = self.table_of(dso, True)
         else:
-            self.rules.meet(file.name, new, self._rows_of(dso, file.table, file.table.lookup(new)))
+            self.rules.note_sets(file.name, new, self._rows_of(dso, file.table, file.table.lookup(new)))
         return self._in_file(dso, offsets)
 
     def _rows_of(self, dso: int, table: CfiTable, sets: I32) -> I32:
-        """Return the rows in `rules` of rule sets `sets` of a dso's table; new rule sets are added first."""
+        """Convert rows of `table.rules` (`sets`, int32[n] with NO_RULES) to rows of `rules`, to which new sets are
+        added."""
         if dso not in self._numbers:
             numbers = np.append(np.full(len(table.rules), -1, np.int32), np.int32(NO_CFI))  # the last: of NO_RULES
             self._numbers[dso] = numbers, self.rules.add_expressions(table.expressions)

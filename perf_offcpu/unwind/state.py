@@ -26,7 +26,7 @@ class End(enum.IntEnum):
 
 
 class Value(NamedTuple):
-    """One word in each of n frames: `words` uint64[n], and `known` bool[n], False where it could not be read."""
+    """Holds one word for each of n frames: `words` uint64[n]; `known` bool[n], False where it could not be read."""
 
     words: U64
     known: Bool
@@ -82,7 +82,8 @@ class WalkState:
         return self.read_at(addresses - self.bottom.take(lanes), self.begins.take(lanes), self.lengths.take(lanes))
 
     def read_at(self, away: U64, begins: I64, lengths: I64) -> Value:
-        """Return the words `away` bytes from the start of copies: `lengths[i]` words at `begins[i]` of `self.words`."""
+        """Return the word at byte away[i] of each copy, which is lengths[i] words of `self.words` from begins[i] on;
+        not known, and 0, outside of it."""
         index = (away >> _THREE).view(np.int64)  # 61 bits
         is_known: Bool = index < lengths
         is_known &= (away & _IN_WORD) == 0
@@ -94,13 +95,13 @@ class WalkState:
         return Value(np.where(is_known, self.words.take(place), np.uint64(0)), is_known)
 
     def knows(self, lanes: I64, number: int) -> Bool:
-        """Return bool[lanes]: the value of the register with this DWARF number is known in the current frame."""
+        """Return bool[lanes]: True if the value of register `number` (DWARF) is known in the current frame."""
         is_known: Bool = (self.known[lanes] >> np.uint64(number) & _ONE) != 0
         return is_known
 
     def register(self, lanes: I64, number: int) -> Value:
-        """Return register `number` of the current frames; mark `lanes` in `lost` if it is not followed. Raises
-        IndexError: no such register."""
+        """Return the values of register `number` (DWARF) in the current frames of `lanes`; mark these walks in `lost`
+        if it is not followed. Raises IndexError: no such register."""
         if number == self.registers.pc:
             return Value(self.pc[lanes], np.ones(len(lanes), np.bool_))
         if number >= len(self.values):
@@ -114,7 +115,7 @@ class WalkState:
         return Value(self.values[number][lanes], self.knows(lanes, number))
 
     def restore(self, lanes: I64, number: int, words: U64, is_known: Bool) -> None:
-        """Set a register of the walks `lanes` to its value in the caller: `words`, valid where `is_known`."""
+        """Set register `number` of the walks `lanes` to its value in the caller: words[i], known where is_known[i]."""
         bit = np.uint64(1 << number)
         self.values[number][lanes] = words
         before = self.known[lanes]
@@ -123,18 +124,19 @@ class WalkState:
             self.lacks_fp = True
 
     def advances(self, lanes: I64, sp: U64, cfa: U64) -> Bool:
-        """Return bool[lanes]: the CFA is above the stack pointer, or equal to it in an interrupted frame."""
+        """Return bool[lanes]: True if the CFA is above the stack pointer, or equal to it in an interrupted frame."""
         ahead: Bool = cfa > sp
         if self.has_exact:
             ahead |= (cfa == sp) & self.exact[lanes]
         return ahead
 
     def code(self, words: U64) -> U64:
-        """Return return addresses without their signatures (arm64's pointer authentication codes)."""
+        """Strip the signatures (arm64's pointer authentication codes) from return addresses."""
         return words if self.registers.code_bits == 64 else words & self._code_mask
 
     def go_on(self, lanes: I64, sp: U64, pc: U64, exact: bool) -> None:
-        """Advance the walks `lanes` to the caller; `exact`: it was interrupted at `pc`, which is no return address."""
+        """Advance the walks `lanes` to callers with these `sp` and `pc` (uint64[lanes]); `exact`: they were interrupted
+        at `pc`, which is no return address."""
         self.sp[lanes] = sp
         if self.has_exact and not exact:
             self.known[lanes] &= self._kept

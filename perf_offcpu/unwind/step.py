@@ -64,7 +64,8 @@ class Walk(WalkState):
         return self._without_wrong_frames(_chains(steps, len(self.spaces))), self.end
 
     def _without_wrong_frames(self, chains: Ragged) -> Ragged:
-        """Return the chains; where the walk from a searched frame pointer ended wrongly, they end before its caller."""
+        """Return the chains, cut before the caller that a searched frame pointer led to if the walk from there ended
+        neither at a root nor at the end of the copy."""
         wrong = [lane for lane in self.searched if self.end[lane] not in (End.ROOT, End.EXHAUSTED)]
         if not wrong:
             return chains
@@ -76,7 +77,8 @@ class Walk(WalkState):
         return Ragged(offsets_of(lengths), chains.values[kept])
 
     def _step(self, live: I64, steps: list[tuple[I64, U64]]) -> I64:
-        """Append (live walks, their pc) to `steps` and advance to the callers; return the walks that have one."""
+        """Append (walks under way, their pc) to `steps` and advance to their callers; return the walks that have
+        one."""
         rules = self.rules
         pc = self.pc.take(live)
         back = (~self.exact[live]).astype(np.uint64) if self.has_exact else _ONE
@@ -128,7 +130,7 @@ class Walk(WalkState):
             pc[rows[is_method]] = method[is_method] + _ONE
 
     def _simple(self, lanes: I64, rule: I64) -> None:
-        """Advance the walks `lanes`, whose rule sets `rule` all are simple (`Rules.is_simple`)."""
+        """Advance the walks `lanes`, whose rule sets (`rule`, rows of `rules`) all are simple (`Rules.is_simple`)."""
         if not len(lanes):
             return
         rules = self.rules
@@ -181,7 +183,8 @@ class Walk(WalkState):
                 self.has_exact |= bool(rules.is_signal[rule_row])
 
     def _search_frames(self, lanes: I64, cfa_offset: U64) -> None:
-        """Set the unknown frame pointer of walks whose function keeps one, where a search of the stack finds it."""
+        """Set the frame pointer of walks that do not know it and whose CFA is the frame pointer + RECORD, where a
+        search of the stack finds it. `cfa_offset`: uint64[lanes]."""
         frames = self.lookup.frames
         missing = lanes[~self.knows(lanes, self.registers.fp) & (cfa_offset == RECORD)]
         for lane in missing.tolist():
@@ -200,7 +203,8 @@ class Walk(WalkState):
     # Code without rules
 
     def _frame(self, lanes: I64) -> tuple[U64, U64, U64, Bool]:
-        """Return (frame pointer, saved one, return address, True if both were read and the address is in code or 0)."""
+        """Return (frame pointer; the saved one; return address; bool[lanes]: True if both words were read and the
+        address is in code, or 0) of the frame records that frame pointers lead to."""
         fp = self.fp[lanes]
         below, has_below = self.read(lanes, fp)
         signed, has_ra = self.read(lanes, fp + _WORD)
@@ -226,7 +230,8 @@ class Walk(WalkState):
         self.go_on(going, fp[sound] + np.uint64(16), ra[sound], exact=False)
 
     def _is_above(self, lanes: I64, addresses: U64) -> Bool:
-        """Return bool[n]: the address is above the copied words, at most 8 MB: probably on the same stack."""
+        """Return bool[lanes]: True if the address is at most 8 MB above the copied words: probably on the same
+        stack."""
         top = self.bottom[lanes] + self.lengths[lanes].astype(np.uint64) * _WORD
         above: Bool = (addresses + _WORD >= top) & (addresses - top < np.uint64(1 << 23))
         above &= (addresses & np.uint64(7)) == 0
@@ -237,7 +242,7 @@ class Walk(WalkState):
 
 
 def _general_frames(state: WalkState, lanes: I64, rule: int) -> None:
-    """Advance the walks `lanes`, all at rule set `rule`, to their callers, by rules of any kind."""
+    """Advance the walks `lanes` to their callers by one rule set (row of `rules`) with rules of any kind."""
     registers, words = state.registers, state.rules.words[rule]
     if words[registers.ra] & 7 == Kind.SAME:
         # The return address is still in its register: on arm64 where a thread is in a leaf function.
@@ -299,7 +304,7 @@ def _value(state: WalkState, lanes: I64, number: int, rule: int, cfa: Value) -> 
 
 
 def _chains(steps: list[tuple[I64, U64]], walks: int) -> Ragged:
-    """Build the callchains of `walks` walks, leaf first, from each step's (walks, pc of each)."""
+    """Build callchains, leaf first, from the (walks, pc of each) of all steps. `walks`: number of walks."""
     lengths = np.zeros(walks, np.int64)
     for lanes, _ in steps:
         lengths[lanes] += 1

@@ -42,7 +42,8 @@ class FrameTables:
         self.recording, self.machine, self.search = recording, machine, search
 
     def of_dso(self, dso: int, with_table: bool) -> FileTable | None:
-        """Return the file of a dso (row of `recording.dsos`); None if it cannot be found or read."""
+        """Return the file of a dso (row of `recording.dsos`), with its frame rules if `with_table`; None if it cannot
+        be found or read, or is of another machine."""
         with suppress(OSError, FormatError, Refused), ExitStack() as stack:
             image = open_dso(self.recording, dso, self.search, stack)
             if image.machine == self.machine:
@@ -53,7 +54,7 @@ class FrameTables:
         return None
 
     def calls(self, dso: int, offsets: U64) -> tuple[Bool, U64]:
-        """Return (bool[n], uint64[n]) as `frame_search.CallReader`; no calls if the file is not read."""
+        """Read call instructions in a dso, as `frame_search.CallReader` says; none if the file cannot be read."""
         with suppress(OSError, FormatError, Refused), ExitStack() as stack:
             image = open_dso(self.recording, dso, self.search, stack)
             return ends_call(image, offsets), calls_at(image, offsets - np.uint64(1))[1]
@@ -79,9 +80,9 @@ def _build(image: ElfImage, debug: ElfImage | None, registers: Registers) -> Cfi
 
 
 def _go_roots(image: ElfImage, registers: Registers) -> CfiTable:
-    """Return rules that end stacks at the root functions of Go: entries of threads and goroutines, and functions that
-    switch to the stack of the thread. Callers of the latter are on the stack of the goroutine; where their own frame
-    rules look for a caller, there are stale words."""
+    """Return a table of rules that end stacks at the root functions of Go: entries of threads and goroutines, and
+    functions that switch to the stack of the thread. Callers of the latter are on the stack of the goroutine; where
+    their own frame rules look for a caller, there are stale words."""
     if image.section_named(b".go.buildinfo") is None:
         return CfiTable()
     symtab = image.section_of_type(elf.SectionType.SYMTAB)
@@ -113,7 +114,7 @@ def table_columns(table: CfiTable) -> dict[str, Array]:
 
 
 def table_from_columns(columns: Mapping[str, Array], registers: Registers) -> CfiTable | None:
-    """Return the table of the columns of `table_columns`; None if they do not fit together."""
+    """Return the table that `table_columns` made these columns of; None if they do not fit together."""
     if any(name not in columns or columns[name].dtype != kind for name, kind in _KINDS.items()):
         return None
     start, rule, rules, lengths, flat = (columns[name] for name in _KINDS)

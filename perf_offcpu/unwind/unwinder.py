@@ -69,8 +69,8 @@ class Unwound:
 
 
 class KnownStacks:
-    """Keep the callchains of a recording that is read part by part: a snapshot may have samples in many parts, and is
-    unwound once. Address spaces may get mappings later, so callchains that end too early are not kept."""
+    """Keep the unwound callchains of a recording that is read part by part: a snapshot may have samples in many parts,
+    and is unwound once. Address spaces may get mappings later, so callchains that end too early are not kept."""
 
     def __init__(self) -> None:
         self._pairs, self._unwound = np.empty(0, np.int64), Unwound()
@@ -94,7 +94,7 @@ class KnownStacks:
 
 class Unwinder:
     """Unwind snapshots (registers and stack copies) of one recording, by its maps and dsos. `own`: int64[k], snapshots
-    that tell the interpreted Java methods of all their samples."""
+    whose interpreted Java methods are those of all samples that share them."""
 
     own: I64 = np.empty(0, np.int64)
 
@@ -108,14 +108,16 @@ class Unwinder:
         self._budget = [MAX_GENERAL]
 
     def unwind(self, snapshots: Snapshots, rows: I64 | I32, spaces: I32) -> Unwound:
-        """Unwind the snapshots `rows` together; `spaces[i]` is the address space of `rows[i]`. Result in this order."""
+        """Unwind the snapshots `rows` together; return their callchains in this order. `spaces`: int32[rows], address
+        space of each."""
         self._budget[0] += MORE_GENERAL
         values, is_known = _registers(snapshots, rows, self.registers)
         threads = Threads(spaces, values, is_known, snapshots.read_stacks(rows), np.isin(rows, self.own))
         return Unwound(*walk_up(self._lookup, threads, self._budget))
 
     def unwind_all(self, snapshots: Snapshots, spaces: I32, stack_bytes: int, counters: Losses) -> Unwound:
-        """Unwind all snapshots in batches; count cut stacks in `counters` (`stack_bytes`: attr.sample_stack_user)."""
+        """Unwind all snapshots in batches; count callchains that end too early in `counters`. `spaces`:
+        int32[snapshots]. `stack_bytes`: attr.sample_stack_user."""
         every = np.arange(len(snapshots))
         batches = [every[first : first + BATCH] for first in range(0, len(snapshots), BATCH)]
         unwound = Unwound.concat([self.unwind(snapshots, rows, spaces[rows]) for rows in batches])
@@ -124,8 +126,8 @@ class Unwinder:
 
 
 def _count(unwound: Unwound, words: I64, stack_bytes: I64 | np.int64, counters: Losses) -> None:
-    """Count cut callchains by cause. Larger copies would help where a copy of words[i] words ended too early though it
-    has the full size: `stack_bytes`, or four times that, but less than LARGEST_COPY."""
+    """Count callchains that end too early, by cause. `words`: int64[n], words of each copy. A larger copy would help
+    where one has the full size, `stack_bytes` or four times that, but less than LARGEST_COPY."""
     is_exhausted, size = unwound.ends == End.EXHAUSTED, 8 * words
     more_would_help = ((size == stack_bytes) | (size == 4 * stack_bytes)) & (size < LARGEST_COPY)
     counters.add(losses.COPY_EXHAUSTED, int((is_exhausted & more_would_help).sum()))
@@ -193,7 +195,8 @@ def unwind(recording: Recording, search: Search | None = None, known: KnownStack
 
 
 def _batches(words: I64) -> Iterator[slice]:
-    """Yield slices of n stacks to unwind together: at most BATCH stacks, of BATCH_WORDS words (`words` int64[n])."""
+    """Yield slices of n stacks, of words[i] words each, to unwind together: at most BATCH stacks and BATCH_WORDS words,
+    but at least one stack."""
     total, first = np.append(0, np.cumsum(words)), 0
     while first < len(words):
         fit = int(np.searchsorted(total, total[first] + BATCH_WORDS, side="right")) - 1

@@ -53,7 +53,8 @@ def running_kallsyms(cache: DiskCache | None) -> Kallsyms:
 
 
 def _state() -> tuple[object, ...] | None:
-    """Return a key (boot, user, head, modules) that changes if lasting symbols of /proc/kallsyms do; None: unknown."""
+    """Return a key (boot, user, first lines, modules) that changes whenever the lasting symbols of /proc/kallsyms may
+    have changed; None if a part of it cannot be read."""
     modules, nodes = list[list[bytes]](), list[tuple[str, int]]()
     try:
         with open("/proc/sys/kernel/random/boot_id", "rb") as file:
@@ -72,7 +73,7 @@ def _state() -> tuple[object, ...] | None:
 
 
 def _lasting_columns(kallsyms: Kallsyms) -> dict[str, Array]:
-    """Return a table as columns for the cache, without symbols that come and go (see the module)."""
+    """Return the columns of a table for the cache, without symbols that come and go (see the module)."""
     passing = [row for row, name in enumerate(kallsyms.modules) if name.startswith(_PASSING)]
     rows = np.flatnonzero(~np.isin(kallsyms.module, passing))
     addresses = [kallsyms.references.get(name, int(NO_ADDRESS)) for name in REFERENCES]
@@ -85,7 +86,7 @@ def _lasting_columns(kallsyms: Kallsyms) -> dict[str, Array]:
 
 
 def _from_columns(columns: dict[str, Array]) -> Kallsyms | None:
-    """Return the table of the columns of `_lasting_columns`; None if they do not fit together."""
+    """Return the table that `_lasting_columns` made these columns of; None if they do not fit together."""
     table, module = SymbolTable.from_columns(columns), columns.get("module")
     addresses, text = columns.get("references"), columns.get("modules")
     if table is None or module is None or addresses is None or text is None:
@@ -152,8 +153,8 @@ def _kallsyms_paths(build_id: bytes, search: Search, is_running: bool, in_symfs:
 
 
 def find_vmlinux(build_id: bytes, release: str, search: Search) -> ElfFile | None:
-    """Read the functions of an ELF file with the build-id of the recorded kernel; None without a file. `release`: of
-    the recorded kernel; "" if none was recorded: the running kernel's."""
+    """Read the functions of a vmlinux with the build-id of the recorded kernel; None if none is found. `release`: of
+    the recorded kernel; if "", that of the running kernel is tried."""
     for path in _vmlinux_paths(build_id, release or os.uname().release, search) if build_id else ():
         with suppress(OSError, FormatError), open_elf(path, search.cache) as image:
             if image.build_id == build_id:

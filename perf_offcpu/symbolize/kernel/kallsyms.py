@@ -73,7 +73,7 @@ class Kallsyms:
 
 @frozen
 class _Lines:
-    """Holds sound lines as columns: start, end and name are offsets in the text, type is the letter."""
+    """Holds the well-formed lines of a text as columns: start, end and name are byte offsets, type is the letter."""
 
     start: I64
     end: I64
@@ -121,7 +121,8 @@ def parse_kallsyms(text: bytes) -> Kallsyms:
 
 
 def _reference_addresses(text: bytes) -> Iterator[tuple[str, int]]:
-    """Yield (name, address) of each of REFERENCES, of any type, in the text, whose lines end with NUL."""
+    """Yield (name, address) of the symbols REFERENCES, whatever their type. `text`: lines, each with a NUL at its
+    end."""
     for name in REFERENCES:
         offset = text.find(f" {name}\0".encode())
         address = text[text.rfind(b"\0", 0, max(offset, 0)) + 1 : max(offset, 0)].partition(b" ")[0]
@@ -130,7 +131,7 @@ def _reference_addresses(text: bytes) -> Iterator[tuple[str, int]]:
 
 
 def _split(raw: U8) -> tuple[_Lines, int]:
-    """Return (all sound lines, the number of other lines) of a text, uint8[bytes]."""
+    """Split a text (uint8[bytes]) into lines; return (well-formed lines, number of others)."""
     end = np.flatnonzero(raw == ord("\n"))
     start, total = np.append(0, end[:-1] + 1), len(end)
     width = max(16, 8, key=lambda digits: np.count_nonzero(_has_space(raw, start, end, digits)))
@@ -149,7 +150,8 @@ def _has_space(raw: U8, start: I64, end: I64, column: int) -> Bool:
 
 
 def _hexadecimal(raw: U8, start: I64, width: int) -> tuple[U64, Bool]:
-    """Return (uint64[n]: numbers of `width` lower-case hex digits, 8 or 16; bool[n]: False if one is no digit)."""
+    """Read n numbers of `width` (8 or 16) lower-case hex digits at byte offsets `start`; return (uint64[n], bool[n]:
+    False if a character is no digit)."""
     words = gather_u64(raw, (start[:, None] + np.arange(0, width, 8)).ravel(), NATIVE)
     digits = np.take(_DIGITS, words.view(np.uint8))
     sound = np.ones(len(start), np.bool_)
@@ -158,7 +160,8 @@ def _hexadecimal(raw: U8, start: I64, width: int) -> tuple[U64, Bool]:
 
 
 def _modules(raw: U8, name: I64, end: I64) -> tuple[I32, tuple[str, ...]]:
-    """Return (int32[n]: for each line the index of its module, -1 for none; the modules' names with brackets)."""
+    """Return (int32[n]: index of each line's module, -1 none; the modules' names with brackets). `name`, `end`:
+    int64[n], byte offsets of each line's symbol name and of its end."""
     tabs = np.flatnonzero(raw == ord("\t"))
     tabs = np.append(tabs, len(raw))
     tab = tabs[np.searchsorted(tabs, name)]
@@ -172,7 +175,8 @@ def _modules(raw: U8, name: I64, end: I64) -> tuple[I32, tuple[str, ...]]:
 
 
 def _runs(raw: U8, start: I64, end: I64) -> Iterator[tuple[int, int]]:
-    """Yield (first row, row after the last) of each run of equal texts (equal length and first bytes), ascending."""
+    """Yield (first row, row after the last) of each run of equal texts: of equal length, and with equal first
+    _MAX_MODULE bytes. Text i is at bytes start[i] to end[i]."""
     if not len(start):
         return
     columns = start[:, None] + np.arange(_MAX_MODULE)
@@ -183,7 +187,8 @@ def _runs(raw: U8, start: I64, end: I64) -> Iterator[tuple[int, int]]:
 
 
 def _symbols(lines: _Lines, rows: I64, module: I32) -> Symbols:
-    """Return lines `rows`, sorted by address, as symbols of size 0; a module's last is limited to its page."""
+    """Return lines `rows` (int64[n], sorted by address) as symbols that end where the next begins; the last symbol of a
+    module ends with its page at the latest. `module`: int32[n]."""
     start, type_ = lines.address[rows], lines.type[rows]
     limit = np.full(len(rows), NO_ADDRESS)
     last_of_module = np.flatnonzero(module[1:] != module[:-1])

@@ -43,7 +43,7 @@ _PREFIX = "__pfx_"
 
 class KernelNames:
     """Names addresses of the recorded kernel; arguments as for `UserNames`. `build_id`: of the recorded kernel; b""
-    unknown. `kallsyms_path`: the one used; "" none. Raises UsageError: a file that the user gave cannot be used."""
+    unknown. `kallsyms_path`: file that is used; "" none. Raises UsageError: a file that the user gave is unusable."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class KernelNames:
         names.symbol, names.offset = symbols_and_offsets(vmlinux.symbols, rows, moved, self.strings)
 
     def _as_linked(self, vmlinux: ElfFile, addresses: U64) -> U64:
-        """Translate recorded addresses to addresses in a vmlinux, whose first code is `_text`."""
+        """Convert recorded addresses (uint64[n]) to addresses in a vmlinux, whose first code is `_text`."""
         code = vmlinux.loads[(vmlinux.loads["p_flags"] & np.uint64(SegmentFlag.X)) != 0]
         has_delta = len(code) > 0 and self._recorded_at != 0
         delta = int(code["p_vaddr"][0]) - self._recorded_at if has_delta else 0
@@ -152,7 +152,7 @@ class KernelNames:
         return np.where((row >= 0) & (addresses < np.append(symbols.end, np.uint64(0))[row]), row, -1)
 
     def _add_lines(self, addresses: U64, names: SymbolNames) -> None:
-        """Add the kernel's source lines from a vmlinux of its build-id, if there is one."""
+        """Add source lines to the `names` of kernel addresses, from a vmlinux of the kernel's build-id, if found."""
         rows: I64 = np.flatnonzero(names.dso == self.strings.intern(KERNEL_DSO))
         if self.lines is None or not len(rows):
             return
@@ -162,9 +162,9 @@ class KernelNames:
 
 
 def _past_prefixes(symbols: SymbolTable, rows: I32, addresses: U64) -> I32:
-    """Replace rows of padding by the rows of the functions after it. An address of a callchain is looked up a byte too
-    low, because it usually is a return address. But where an interrupt or a fault hit the first instruction of a
-    function, the byte before is its `__pfx_` padding (CONFIG_PREFIX_SYMBOLS, since 6.2), which contains no calls."""
+    """Return rows of `symbols`, where padding is replaced by the function after it. An address of a callchain is looked
+    up a byte too low, because it usually is a return address. But where an interrupt or a fault hit the first
+    instruction of a function, the byte before is its `__pfx_` padding (CONFIG_PREFIX_SYMBOLS, since 6.2)."""
     hit, inverse = np.unique(rows, return_inverse=True)
     is_prefix = np.array([row >= 0 and symbols.name(row).startswith(_PREFIX) for row in hit.tolist()], bool)
     at_end = np.append(symbols.start, np.uint64(0))[rows + 1] == addresses + np.uint64(1)
@@ -177,8 +177,8 @@ _CODE: Final = int(elf.SectionFlag.ALLOC | elf.SectionFlag.EXECINSTR)
 
 
 def load_module(path: str, build_id: bytes) -> SymbolTable:
-    """Read the functions of a module, at offsets from its load address; uncompress .xz, .gz and .zst. Raises OSError:
-    it cannot be read; FormatError: it is damaged, no module, or of another build."""
+    """Read the functions of a kernel module (.ko, also .xz, .gz or .zst), at offsets from its load address. Raises
+    OSError: it cannot be read; FormatError: it is damaged, no module, or of another build-id."""
     image = ElfImage(Source(path, _read(path)))
     if image.type != elf.ElfType.REL:
         raise FormatError(path, "kernel module", f"type {image.type} is not an unlinked object")
@@ -198,7 +198,8 @@ def shown_name(path: str) -> str:
 
 
 def section_starts(image: ElfImage) -> U64:
-    """Return uint64[number of sections]: offset in the loaded code, NO_ADDRESS for data and initialization code."""
+    """Return uint64[sections]: offset of each section of a kernel module from the begin of its loaded code; NO_ADDRESS
+    for data and initialization code."""
     sections, offset = image.sections, 0
     align = np.maximum(sections["sh_addralign"], np.uint64(1))
     starts = np.full(len(sections), NO_ADDRESS)

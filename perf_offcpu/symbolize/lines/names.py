@@ -60,7 +60,7 @@ class Lines:
     shared: bool = False  # True if part of its DWARF is in another file (dwz), so functions may lack names
 
     def lookup(self, addresses: U64) -> Calls:
-        """Return the functions at n addresses of the file, see `Symcache.lookup`."""
+        """Return the functions and lines at n addresses of the file, as `Symcache.lookup`; some may have no rows."""
         return self.table.lookup(addresses - np.uint64(self.base))
 
 
@@ -175,7 +175,8 @@ class LineNames:
             self.unresolved.add(losses.DWARF_SHARED.about(shown), nameless)
 
     def _put(self, lines: Lines, calls: Calls, rows: I64, names: SymbolNames) -> int:
-        """Fill in `rows` of names from `calls`; return the number of inlined functions without a name, left out."""
+        """Fill in `rows` of names from `calls`, whose `row` is an index of `rows`; return the number of inlined
+        functions that were left out because they have no name."""
         if not len(calls):
             return 0
         files = self._interned(calls.file, lines.table, names=False)

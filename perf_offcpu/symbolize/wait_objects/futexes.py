@@ -85,8 +85,9 @@ def futex_names(
     row: I32,
     options: SymbolizeOptions,
 ) -> dict[int, FutexName]:
-    """Return row in the recording's objects → name. `profile`: of the recording. `objects`: the futexes by row.
-    `facts`: uint16[objects of the recording], ObjectFact. `row`: int32[samples], the object of each sample."""
+    """Return row in the recording's objects → name, of its futexes. `profile`: of the recording. `objects`: row →
+    futex. `facts`: uint16[objects of the recording], ObjectFact. `row`: int32[samples], row of each sample's object; -1
+    none."""
     rows = np.array(sorted(objects), np.int64)
     space, stack = _usual(rows, row, recording.samples.space), _usual(rows, row, profile.samples.stack)
     places = [objects[number].place for number in rows.tolist()]
@@ -137,8 +138,8 @@ def _leaf(path: str) -> str:
 
 
 def _usual(rows: np.ndarray[tuple[int], np.dtype[np.int64]], row: I32, values: I32) -> I32:
-    """Return int32[rows]: the most frequent value >= 0 in samples of object rows[i]; -1 none. `row`, `values`:
-    int32[samples]."""
+    """Return int32[rows]: the most frequent of `values` (int32[samples]; -1 does not count) in the samples of each
+    object in `rows`, sorted; -1 none. `row`: int32[samples], row of each sample's object; -1 none."""
     places = np.flatnonzero((row >= 0) & (values >= 0))
     keys, counts = np.unique(row[places].astype(np.int64) << 32 | values[places], return_counts=True)
     order = np.lexsort((counts, keys >> 32))
@@ -156,7 +157,7 @@ class _Callers:
         self._known: dict[int, tuple[str, str]] = {-1: (_UNNAMED, "")}
 
     def of(self, stack: int) -> tuple[str, str]:
-        """Return (noun of the lock, function that takes it) of a row of stacks; the function is "" if unknown."""
+        """Return (kind of lock, a key of _NOUNS or _UNNAMED; function that takes it, "" unknown) of a row of stacks."""
         if stack not in self._known:
             self._known[stack] = self._walk(stack)
         return self._known[stack]
@@ -182,7 +183,7 @@ KIND: Final = f"variables{VERSION}"  # kind of cache file
 
 
 def variables_of(image: ElfImage, search: Search) -> SymbolTable:
-    """Return the variables of an open file, or of its debug file, at addresses as in the file. Raises OSError: it
+    """Return the variables of an open file, or of its debug file, by virtual address in the file. Raises OSError: it
     cannot be read; FormatError: a symbol table is damaged."""
     with ExitStack() as stack:
         has_own = image.section_of_type(elf.SectionType.SYMTAB) is not None

@@ -81,7 +81,8 @@ def facts_by_enders(recording: Recording, entry: I64, row: I64, objects: Objects
 
 
 def facts_by_words(recording: Recording, row: I32) -> U16:
-    """Return uint16[objects of the recording]: ObjectFact, by the words of futexes. `row`: int32[samples], objects."""
+    """Return uint16[objects of the recording]: ObjectFact by the values of futexes. `row`: int32[samples], row of each
+    sample's object; -1 none."""
     samples, tasks, words = recording.samples, recording.tasks, recording.objects
     rows = np.flatnonzero((row >= 0) & ~samples.has(_NOT_ENDED) & (samples.wakeup_ns >= 0))
     command, value = words.operation & _COMMAND, words.number.astype(np.int64) & 0xFFFFFFFF
@@ -101,8 +102,8 @@ def facts_by_words(recording: Recording, row: I32) -> U16:
 
 
 def _in_circle(waker: I32, sleeper: I32) -> Bool:
-    """Return bool[n]: True for wake-ups in a circle, or on a path from circle to circle. The waker of each is woken by
-    one of these wake-ups, and its sleeper is the waker of one."""
+    """Return bool[n], for wake-ups of sleeper[i] by waker[i]: True in a circle, or on a path from circle to circle. The
+    waker of such a wake-up is the sleeper of one, and its sleeper is the waker of one."""
     inside = np.ones(len(waker), np.bool_)
     while True:
         still = inside & is_one_of(waker, sleeper[inside]) & is_one_of(sleeper, waker[inside])
@@ -112,7 +113,8 @@ def _in_circle(waker: I32, sleeper: I32) -> Bool:
 
 
 def ended_by_exit(recording: Recording, rows: Bool) -> Bool:
-    """Return bool[n], for samples in mask `rows`: True if a thread of another process was the waker after its EXIT."""
+    """Return bool[n], for the samples in the mask `rows`: True if the exit of another process's thread ended the
+    wait."""
     samples, tasks = recording.samples.take(rows), recording.tasks
     end_ns = np.append(tasks.end_ns, -1)[rows_at(tasks.tid, tasks.begin_ns, samples.waker_tid, samples.wakeup_ns)]
     exits: Bool = (end_ns >= 0) & (end_ns <= samples.wakeup_ns + _INEXACT_NS) & (samples.waker_pid != samples.pid)

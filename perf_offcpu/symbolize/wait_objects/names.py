@@ -63,7 +63,7 @@ class _Named:
 
 
 def with_objects(profile: Profile, recording: Recording, options: SymbolizeOptions) -> Profile:
-    """Return the profile of a recording with named objects, and the object of each sample."""
+    """Name the wait objects of a recording; return its profile with a table of them, and the object of each sample."""
     row = rows_of(recording.samples.object_id, recording.objects)
     row = with_earlier_parts(recording, row, profile.samples.stack)
     row = np.where(_by_userfaultfd(profile), np.int32(-1), row)  # not for the file that the system call names
@@ -228,7 +228,7 @@ def _addresses(object_row: ObjectRow) -> tuple[str, str]:
 
 
 def _is_of_client(local: str, remote: str) -> bool:
-    """Return True if the remote port is an ephemeral port and the local port is not."""
+    """Return True if the other end is a client: the remote port is ephemeral, and the local port is not."""
     ends = _PORT.fullmatch(local), _PORT.fullmatch(remote)
     return bool(ends[0] and ends[1] and int(ends[0][2]) < _EPHEMERAL <= int(ends[1][2]))
 

@@ -52,7 +52,7 @@ class User(NamedTuple):
 
 
 def object_rows(recording: Recording, rows: list[int]) -> dict[int, ObjectRow]:
-    """Return row → object, for these rows of the recording's objects."""
+    """Return row → object, for `rows` of the recording's table of objects."""
     table, strings = recording.objects.take(rows), recording.strings
     columns = [getattr(table, name).tolist() for name in ObjectRow._fields]
     for index, name in enumerate(ObjectRow._fields):
@@ -62,7 +62,7 @@ def object_rows(recording: Recording, rows: list[int]) -> dict[int, ObjectRow]:
 
 
 def rows_of(ids: U64, objects: WaitObjects) -> I32:
-    """Return int32[n]: the row of each id in the table; -1 where it is 0 or unknown."""
+    """Return int32[n]: the row in `objects` of each id; -1 where it is 0 or unknown."""
     if not len(objects):
         return np.broadcast_to(np.int32(-1), len(ids))
     place = np.searchsorted(objects.id, ids)
@@ -92,7 +92,8 @@ def with_earlier_parts(recording: Recording, row: I32, stack: I32) -> I32:
 
 
 def users_of(recording: Recording, row: I32) -> dict[int, list[User]]:
-    """Return row of an object → its waiting processes, most waits first. `row`: int32[samples], row of the object."""
+    """Return row of an object → the processes that waited for it, most waits first. `row`: int32[samples], row of each
+    sample's object; -1 none."""
     samples = recording.samples
     rows = np.flatnonzero(row >= 0)
     key = row[rows].astype(np.int64) << 32 | (samples.pid[rows].astype(np.int64) + 1)
@@ -107,8 +108,9 @@ def users_of(recording: Recording, row: I32) -> dict[int, list[User]]:
 
 
 def wakers_of(recording: Recording, row: I32) -> dict[tuple[int, int], int]:
-    """Return (row of a pipe, pid of the sleeper) → pid of the process that ended most of the waits. It is another
-    process, which ended more than half of them; interrupts, and waits that are not over, do not count."""
+    """Return (row of a pipe, pid of the sleeper) → pid of another process, which ended more than half of the waits.
+    Interrupts, and waits that are not over, do not count. `row`: int32[samples], row of each sample's object; -1
+    none."""
     samples = recording.samples
     kinds = np.append(recording.objects.kind, np.uint16(ObjectKind.UNKNOWN))
     ended = (kinds[row] == ObjectKind.PIPE) & (samples.waker_pid > 0) & ~samples.has(_NO_WAKER)
@@ -234,7 +236,7 @@ class OtherEnds:
 
 
 def direction(user: User | None) -> str:
-    """Return "from" for a pipe where only reads waited, "to" where only writes did, else "with"."""
+    """Return "from" for a user of a pipe of whom only reads waited, "to" if only writes did, else "with"."""
     if user is None or bool(user.reads) == bool(user.writes):
         return "with"
     return "from" if user.reads else "to"

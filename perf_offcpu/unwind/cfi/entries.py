@@ -23,21 +23,22 @@ MAX_BYTES = 10
 
 
 class Pe(enum.IntEnum):
-    """DW_EH_PE_*: encoding of an address in .eh_frame. Low four bits: size, sign; high bits: what it is relative to."""
+    """DW_EH_PE_*: encoding of an address in .eh_frame. Low four bits: size and sign; high bits: base of the address."""
 
     ABSPTR, UDATA2, UDATA4, UDATA8, SDATA2, SDATA4, SDATA8 = 0x00, 0x02, 0x03, 0x04, 0x0A, 0x0B, 0x0C
     PCREL = 0x10
 
 
 def leb128(data: bytes, offset: int, signed: bool = False) -> tuple[int, int]:
-    """Read the LEB128 at `offset`; return (value, offset after it). The data must go on for MAX_BYTES."""
+    """Read the LEB128 number at `offset`; return (value, offset after it). `data` must have MAX_BYTES from there on."""
     end = next((at for at in range(offset, offset + MAX_BYTES) if data[at] < 0x80), offset + MAX_BYTES - 1) + 1
     value = sum((byte & 0x7F) << 7 * index for index, byte in enumerate(data[offset:end]))
     return value - (1 << 7 * (end - offset) if signed and data[end - 1] & 0x40 else 0), end
 
 
 def read_leb128(data: U8, offsets: I64, signed: bool = False) -> tuple[I64, I64]:
-    """Read the LEB128 at n offsets; return (values, offsets after them). MAX_BYTES of data must follow each offset."""
+    """Read LEB128 numbers at n offsets; return (values, offsets after them), int64[n] each. MAX_BYTES of data must
+    follow each offset."""
     byte = data[offsets]
     value = (byte & 0x7F).astype(np.int64)
     after = offsets + 1
@@ -195,7 +196,8 @@ def _augmentation(letters: bytes, data: bytes, offset: int, end: int) -> tuple[i
 
 
 def _read_fdes(section: Section, cies: Cies, cie: I64, begin: I64, end: I64) -> Fdes:
-    """Read n FDEs (row of the CIE, offset of the address range, offset after the entry); leave out unusable FDEs."""
+    """Read n FDEs; leave out those that cannot be used. `cie`: row of each FDE's CIE. `begin`: offset of its address
+    range. `end`: offset after the entry."""
     parts = []
     encodings = cies.encoding[cie]
     for encoding in distinct(encodings).tolist():

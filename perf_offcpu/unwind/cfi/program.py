@@ -67,7 +67,8 @@ class Rows:
 
 
 def run_programs(section: Section, cies: Cies, fdes: Fdes, registers: int) -> Iterator[Rows]:
-    """Yield the rows of BATCH FDEs at a time; damaged FDEs have no rows. `registers`: how many have a rule."""
+    """Run the instructions of all FDEs; yield the rows of BATCH FDEs at a time, none for damaged ones. `registers`:
+    number of registers whose rules are kept."""
     initial = _initial_rules(section, cies, registers)
     steps = MAX_ALL_STEPS
     for first in range(0, len(fdes), BATCH):
@@ -78,7 +79,7 @@ def run_programs(section: Section, cies: Cies, fdes: Fdes, registers: int) -> It
 
 
 def _initial_rules(section: Section, cies: Cies, registers: int) -> I64:
-    """Return int64[cies, registers + 2]: the `_Machine.state` after the initial instructions of each CIE."""
+    """Return int64[cies, registers + 2]: the rules (`_Machine.state`) after the initial instructions of each CIE."""
     rules = np.zeros((len(cies), registers + 2), np.int64)
     rules[:, registers] = Kind.INVALID
     machine = _Machine(section, cies, np.arange(len(cies), dtype=np.int32), rules, registers)
@@ -89,7 +90,8 @@ def _initial_rules(section: Section, cies: Cies, registers: int) -> I64:
 
 
 class _Machine:
-    """Run n lanes; `state`, int64[n, registers + 2]: rules of the registers, of the CFA, of all other registers."""
+    """Run the instructions of n FDEs or CIEs (lanes) together. `state`, int64[n, registers + 2]: current rules of the
+    registers, of the CFA, and, in the last column, of all other registers."""
 
     def __init__(self, section: Section, cies: Cies, cie: I32, initial: I64, registers: int) -> None:
         self.data, self.registers = section.data, registers
@@ -103,8 +105,8 @@ class _Machine:
         self._limit = np.int64(section.size)
 
     def run(self, offsets: I64, stop: I64, start: model.U64, end: model.U64, most: int) -> int:
-        """Run instructions from `offsets` to `stop`; rows outside of [start, end) are not kept. Returns the number of
-        steps, at most `most`: lanes that are not at their end by then count as damaged."""
+        """Run each lane's instructions, from offset offsets[i] to stop[i] of the data; keep its rows for addresses in
+        [start[i], end[i]). Returns the number of steps, at most `most`: lanes that need more count as damaged."""
         self.at, self.loc, self.end = offsets.copy(), start.copy(), end
         live = np.flatnonzero(offsets < stop)
         steps = 0
@@ -124,7 +126,7 @@ class _Machine:
         return steps
 
     def rows(self, base: int) -> Rows:
-        """Return the rows of undamaged lanes, sorted by address; lane 0 has row `base` in the FDEs."""
+        """Return the rows of undamaged lanes, sorted by address; lane i is FDE `base` + i."""
         lanes, starts, rules = (np.concatenate(part) for part in zip(*self._emitted, strict=True))
         order = np.argsort(starts, kind="stable")
         order = order[~self.bad[lanes[order]]]
@@ -154,7 +156,8 @@ class _Machine:
         return value
 
     def _column(self, register: I64) -> I64:
-        """Return the column of a register in `state`; registers that are not followed share the last."""
+        """Return int64[n]: the column in `state` of each register; registers whose rules are not kept share the
+        last."""
         is_register = (register >= 0) & (register < self.registers)
         return np.where(is_register, register, self.registers + 1)
 
@@ -168,13 +171,15 @@ class _Machine:
         self.state[lanes, self.registers] = np.where(sound, rule, Kind.INVALID)
 
     def _cfa(self, lanes: I64) -> tuple[I64, I64]:
-        """Return (register, offset), the sum of which is the current CFA; register -1 if its rule is no such sum."""
+        """Return (registers, offsets) whose sums are the current CFAs of `lanes`; register -1 if a rule is no such
+        sum."""
         rule = self.state[lanes, self.registers]
         is_register = rule & 7 == Kind.REGISTER
         return np.where(is_register, rule >> 3 & 0xFF, -1), rule >> 11
 
     def _block(self, lanes: I64, kind: Kind) -> I64:
-        """Read an expression's length and skip it; return int64[n], rules that refer to it, INVALID where too long."""
+        """Skip the expression at each lane's cursor; return int64[lanes]: a rule of this kind that refers to it,
+        INVALID if it is too long."""
         length = self._operand(lanes)
         begin = self.at[lanes]
         self.at[lanes] = begin + np.clip(length, 0, self._limit + 1)

@@ -108,7 +108,8 @@ def _section_table(section: Section, registers: Registers) -> CfiTable:
 
 
 def _with_ends(start: model.U64, rule: I32, ends: model.U64) -> tuple[model.U64, I32]:
-    """Return (start, rule) with a row NO_RULES at the end of each function, without rows that repeat the one before."""
+    """Return the columns (start, rule) with a row NO_RULES where a function ends (`ends`) and no other begins, without
+    rows that repeat the rule set before them."""
     both = np.concatenate([start, ends])
     rules = np.concatenate([rule, np.full(len(ends), NO_RULES, np.int32)])
     # Of rows with one address the last counts (an advance by 0); an end does not count where another
@@ -140,12 +141,12 @@ def _is_expression(rules: I64) -> model.Bool:
 
 
 def renumbered(rules: I64, shift: int) -> I64:
-    """Return the rules with `shift` added to the numbers of expressions: `shift` other expressions come first."""
+    """Return the rules with `shift` added to the indices of expressions, for a list that begins with `shift` others."""
     return np.where(_is_expression(rules), rules + (shift << 3), rules)
 
 
 def _number_expressions(rules: I64, section: Section) -> tuple[I64, list[bytes]]:
-    """Return (rules that refer to an expression by its number, not by its offset in the section; the expressions)."""
+    """Return (rules that refer to expressions by their index, not by their place in the section; the expressions)."""
     place = np.argwhere(_is_expression(rules))
     rules, numbers = rules.copy(), dict[bytes, int]()
     words = rules[place[:, 0], place[:, 1]]
@@ -161,7 +162,8 @@ def _number_expressions(rules: I64, section: Section) -> tuple[I64, list[bytes]]
 
 
 def _set_numbers(rules: I64, sets: dict[bytes, int]) -> I32:
-    """Return int32[n], the numbers of n rule sets; `sets`: bytes of a set → its number; new sets are added to it."""
+    """Return int32[n]: the number of each of n rule sets (rows of `rules`). `sets`: bytes of a rule set → its number;
+    new sets are added."""
     if not len(rules):
         return np.empty(0, np.int32)
     first, inverse = _unique(rules)
@@ -169,7 +171,8 @@ def _set_numbers(rules: I64, sets: dict[bytes, int]) -> I32:
 
 
 def _unique(rules: I64) -> tuple[I64, I64]:
-    """Return (row of the first of each distinct rule set, int64[n] of its ordinal), as np.unique with axis=0 does."""
+    """Return (first row of each distinct rule set, int64[n]: which of these each row equals), as np.unique(axis=0), but
+    in another order and faster."""
     with np.errstate(over="ignore"):
         powers = np.multiply.accumulate(np.full(rules.shape[1], _HASH))
     hashes = np.empty(len(rules), np.uint64)
