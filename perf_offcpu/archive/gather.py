@@ -42,20 +42,20 @@ _BLOCK: Final = 1 << 20
 
 
 class DirectoryStore:
-    """Stores files in a directory, as perf's build-id cache; existing ones stay, new ones appear whole. Files go into
-    directories of this store only, never through links (`directories.Directory`). The root is private."""
+    """Stores files below the directory `root`, as perf's build-id cache; existing files stay, new ones appear whole.
+    Nothing is written through links (`directories.Directory`). The root is private."""
 
     def __init__(self, root: str) -> None:
         self.root = root
 
     def has(self, name: str) -> bool:
-        """Return True if there is a file of that name already."""
+        """Return True if the store has a file with this path."""
         with contextlib.suppress(FileNotFoundError), self._directory_of(name) as directory:
             return directory.status(os.path.basename(name)) is not None
         return False
 
     def add(self, name: str, source: Source) -> None:
-        """Add a file; raise OSError if it cannot be written, or its source not be read."""
+        """Add a file with the content of `source` at path `name`; raise OSError if one of them fails."""
         with (
             self._directory_of(name, make=True) as directory,
             directory.replacing(os.path.basename(name), 0o644) as file,
@@ -63,7 +63,7 @@ class DirectoryStore:
             shutil.copyfileobj(_SourceFile(source), file, _BLOCK)
 
     def link(self, name: str, target: str) -> None:
-        """Add a symbolic link, unless there is one."""
+        """Add a symbolic link `name` → `target`, unless there is one of this name."""
         with self._directory_of(name, make=True) as directory, contextlib.suppress(FileExistsError):
             directory.link(os.path.basename(name), target)
 
@@ -73,24 +73,25 @@ class DirectoryStore:
 
 
 class TarStore:
-    """Writes files below `prefix` in a tar archive; without owners and times, so equal symbols give equal bytes."""
+    """Stores files below `prefix` in a tar archive; without owners and times, so that equal symbols give equal
+    bytes."""
 
     def __init__(self, archive: tarfile.TarFile, prefix: str) -> None:
         self._archive, self._prefix, self._names = archive, prefix, set[str]()
 
     def has(self, name: str) -> bool:
-        """Return True if there is a file of that name already."""
+        """Return True if the store has a file with this path."""
         return name in self._names
 
     def add(self, name: str, source: Source) -> None:
-        """Add a file; raise OSError if it cannot be written, or its source not be read."""
+        """Add a file with the content of `source` at path `name`; raise OSError if one of them fails."""
         self._names.add(name)
         info = tarfile.TarInfo(f"{self._prefix}/{name}")
         info.size = source.size
         self._archive.addfile(info, cast(IO[bytes], _SourceFile(source)))
 
     def link(self, name: str, target: str) -> None:
-        """Add a symbolic link, unless there is one."""
+        """Add a symbolic link `name` → `target`, unless there is one of this name."""
         if name not in self._names:
             self._names.add(name)
             info = tarfile.TarInfo(f"{self._prefix}/{name}")
@@ -99,7 +100,7 @@ class TarStore:
 
 
 class _SourceFile:
-    """Reads a source as a file, from start to end, with zeros where it has become shorter."""
+    """Reads a source as a file object; zeros take the place of bytes that a file has lost since it was opened."""
 
     def __init__(self, source: Source) -> None:
         self._source, self._offset = source, 0
@@ -204,7 +205,7 @@ class SymbolSaver:
 
 
 def _relative(path: str) -> str:
-    """Return the store's directory of an object: its path; for a path that `refusal` rejects, `other/` and its name."""
+    """Return the directory of an object in the store: its path, or `other/NAME` if `refusal` rejects that path."""
     if path == VDSO or refusal(path) is None:
         return path.lstrip("/")
     return f"other/{os.path.basename(path) or 'object'}".replace("..", "__")

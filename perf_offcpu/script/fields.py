@@ -32,7 +32,7 @@ EVENT_TYPES = {0: "hw", 1: "sw", 2: "trace", 4: "raw", 1 << 31: "synth"}
 
 @dataclass(frozen=True, slots=True)
 class FieldChoice:
-    """Says which fields are shown, of all events and of those of a type."""
+    """Says which fields are shown: of all events, and of events of certain types."""
 
     shown: frozenset[str] = frozenset(DEFAULT_FIELDS)  # names of fields
     asked: frozenset[str] = frozenset()  # fields that the user named, shown even where an event lacks them

@@ -26,7 +26,7 @@ _NS_PER_S = 10**9
 
 
 def format_distinct(values: NDArray[Any], make: Callable[[int], str]) -> list[str]:
-    """Return the text of each value, where `make` is called once for each distinct value."""
+    """Return make(value) for each of n values; `make` is called once for each distinct value."""
     distinct, row = np.unique(values, return_inverse=True)
     texts = [make(value) for value in distinct.tolist()]
     return [texts[number] for number in row.tolist()]
@@ -40,7 +40,8 @@ def where(condition: Bool, texts: list[str], others: list[str]) -> list[str]:
 
 
 def format_times(values: I64, digits: int, end: str = "") -> list[str]:
-    """Return times in seconds, cut off after `digits` decimals; `-` where unknown (below 0)."""
+    """Format times (int64[n], ns) as seconds, cut off after `digits` decimals, with `end` after each; `-` where
+    negative (unknown)."""
     seconds, parts = np.divmod(values, _NS_PER_S)
     parts //= 10 ** (9 - digits)
     unknown = f"{UNKNOWN_VALUE:>{6 + digits}}{end}"
@@ -51,7 +52,7 @@ def format_times(values: I64, digits: int, end: str = "") -> list[str]:
 
 
 def format_known(number: int) -> str:
-    """Return a number; `-` if it is negative."""
+    """Format a number; `-` if it is negative (unknown)."""
     return str(number) if number >= 0 else UNKNOWN_VALUE
 
 
@@ -60,7 +61,8 @@ _CACHED_TEXT = 64 << 20
 
 
 class FrameTexts:
-    """Formats frames and stacks of a profile, symbolized with `keep_ips`. `full_paths`: of source files."""
+    """Formats frames and stacks of a profile that was symbolized with `keep_ips`; stacks are given as rows of its
+    table. `full_paths`: show source files with their directories."""
 
     def __init__(self, profile: Profile, fields: FieldChoice, *, full_paths: bool = False) -> None:
         self._fields, self._strings, self._full_paths = fields, profile.strings, full_paths
@@ -72,11 +74,11 @@ class FrameTexts:
         self._cached = 0
 
     def leaf(self, stack: int) -> str:
-        """Return the text of the innermost frame of a stack row, without newline; "" for -1."""
+        """Return the text of the innermost frame of a stack, without newline; "" for -1."""
         return self._line(self._frame[stack]) if stack >= 0 else ""
 
     def lines(self, stack: int) -> str:
-        """Return the frames of a stack row, leaf first, a line each with its newline; "" for -1."""
+        """Return the frames of a stack, leaf first, a line each with its newline; "" for -1."""
         text = self._stacks.get(stack)
         if text is None:
             text = self._stacks[stack] = self._joined(stack)
@@ -87,7 +89,7 @@ class FrameTexts:
         return text
 
     def deferred(self, stack: int) -> tuple[str, str]:
-        """Return (` [cookie: 1f]`, or "" without a cookie; lines) of a deferred callchain, whose leaf is `stack`."""
+        """Return (` [cookie: 1f]`, "" without a cookie; its frames as of `lines`) of a deferred callchain."""
         frame = self._frame[stack] if stack >= 0 else -1
         if frame >= 0 and self._frames.cpumode[frame] == CpuMode.UNKNOWN:
             return f" [cookie: {int(self._frames.ip[frame]):x}]", self.lines(self._parent[stack])
@@ -128,7 +130,7 @@ class FrameTexts:
         return symbol or UNKNOWN
 
     def _source_line(self, frame: int) -> str:
-        """Return `file.c:12`, or `dso[address]` where unknown, as get_srcline() of perf's srcline.c does."""
+        """Return the source line of a frame: `file.c:12`; if unknown, `dso[address]` (as get_srcline() in perf)."""
         frames = self._frames
         path = printable(self._strings[frames.file[frame]])
         if path:

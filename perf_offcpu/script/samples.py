@@ -52,7 +52,8 @@ class TextOptions:
 
 
 def write(profile: Profile, out: IO[str], options: TextOptions | None = None) -> None:
-    """Write all samples of a profile, symbolized with `keep_ips`, by time; evsel -1: of `decode.deferred`."""
+    """Write all samples of a profile that was symbolized with `keep_ips`, by time. Samples with evsel -1 are deferred
+    callchains (`decode.deferred.deferred_as_samples`)."""
     options = options or TextOptions()
     # The row in `printers` of each event; the last element is for evsel -1.
     kinds = [*(EVENT_TYPES.get(evsel.attr.type, "") for evsel in profile.evsels), ""]
@@ -98,13 +99,13 @@ class _Printer:
         self._with_cpus = "cpu" in self._fields.asked or _all_have_cpus(profile)
 
     def text(self, rows: I64) -> Iterator[str]:
-        """Return the text of each sample of a block, in order."""
+        """Return the text of each sample in `rows`, in this order."""
         if not self._fields.shown:
             return iter([""] * len(rows))
         return map("".join, zip(*self._columns(rows, self._profile.samples.take(rows)), strict=True))
 
     def _columns(self, rows: I64, samples: ProfileSamples) -> Iterator[list[str]]:
-        """Yield, for each column that is shown, in perf's order, a text for each sample."""
+        """Yield the columns that are shown, in perf's order: each is a text for every sample."""
         has = self._fields.has
         if has("comm"):
             yield self._comms(samples)
@@ -141,7 +142,7 @@ class _Printer:
         return format_distinct(ids, lambda number: f"{number:7} ")
 
     def _shows_frames(self, evsel: Evsel) -> bool:
-        """Return True if frames are printed for an event: by default not for tracepoints, if no tracepoint has any."""
+        """Return True if frames are printed for an event: by default not for tracepoints if none has callchains."""
         if not _is_tracepoint(evsel) or not self._fields.asked.isdisjoint(FRAME_FIELDS):
             return True
         return any(_is_tracepoint(other) and _has_callchain(other) for other in self._profile.evsels)
@@ -151,7 +152,8 @@ class _Printer:
         return f"{UNKNOWN_VALUE if path is None else printable(path)} "
 
     def _stacks(self, samples: ProfileSamples) -> list[str]:
-        """Return each sample's last text: its stack on lines of their own, or its innermost frame; with newline."""
+        """Return the end of each sample's text: its stack on lines of their own, or its innermost frame, and a
+        newline."""
         stacks, frames = samples.stack.tolist(), self._frames
         has_stack = (self._has_stack & self._has_frames)[samples.evsel].tolist()
         has_frames = self._has_frames[samples.evsel].tolist()
@@ -161,7 +163,7 @@ class _Printer:
         ]
 
     def _deferred(self, samples: ProfileSamples) -> list[str]:
-        """Return the text of each deferred callchain; "" for samples."""
+        """Return the text of each deferred callchain (evsel -1); "" for samples."""
         texts = [""] * len(samples)
         for row in np.flatnonzero(samples.evsel < 0).tolist():
             cookie, frames = self._frames.deferred(int(samples.stack[row]))
@@ -220,9 +222,9 @@ def header_lines(profile: Profile) -> Iterator[str]:
 
 
 def _captured(meta: Meta) -> str:
-    """Return the date of the first sample; "" if the recording has no wall clock. perf notes the wall clock and the
-    clock of its events before the first sample. In a time namespace its clock differs from that of the kernel, which
-    takes the samples: perf's note may then be later than all samples, and the result is a text that says so."""
+    """Return the date of the first sample as text; "" if the recording has no wall clock. perf notes the wall clock and
+    the clock of its events before the first sample. In a time namespace its clock differs from that of the kernel,
+    which takes the samples: perf's note may then be later than all samples, and the result is a text that says so."""
     if not meta.wall_clock_ns or meta.first_ns < 0:
         return ""
     if meta.wall_clock_at_ns > max(meta.last_ns, meta.end_ns) + _MINUTE_NS:
@@ -240,13 +242,14 @@ _TIMES = {"switch_out": "switch_out_ns", "wakeup": "wakeup_ns"}
 
 
 class WaitTexts:
-    """Formats the OWN_FIELDS of one profile's samples. `digits`: decimals of times."""
+    """Formats the fields of off-cpu samples that only this project has (OWN_FIELDS). `digits`: decimals of times."""
 
     def __init__(self, profile: Profile, fields: FieldChoice, digits: int) -> None:
         self._profile, self._shown, self._digits = profile, fields.shown, digits
 
     def texts(self, rows: I64, samples: ProfileSamples) -> list[str]:
-        """Return a text for each sample in `rows`, with a blank at its end; "" if it is no wait."""
+        """Return for each sample `key=value ` of the fields that are shown; "" if it is no wait. `rows`: int64[n], rows
+        of `samples` in the profile."""
         offcpu = samples.has(SampleFlag.OFFCPU)
         waits, rows = samples.take(offcpu), rows[offcpu]
         columns = [
@@ -259,7 +262,7 @@ class WaitTexts:
         return texts.tolist()
 
     def _column(self, name: str, waits: ProfileSamples, rows: I64) -> list[str]:
-        """Return a text for each wait: its value of field `name`. `rows`: of the waits in the profile's samples."""
+        """Return the text of field `name` for each wait. `rows`: int64[n], rows of `waits` in the profile's samples."""
         if name in _TIMES:
             return [text.strip() for text in format_times(getattr(waits, _TIMES[name]), self._digits)]
         if name == "nspid":
