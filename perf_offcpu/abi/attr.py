@@ -10,8 +10,7 @@ from perf_offcpu.binary.layout import S32, U16, U32, U64, Buffer, Field, Layout,
 from perf_offcpu.errors import LayoutError
 
 ATTR_SIZE_VER0 = 64
-ATTR_SIZE_PERF_6_1 = 128
-"""The largest attr that perf 6.1 accepts in a file; it holds everything that this project records."""
+ATTR_SIZE_PERF_6_1 = 128  # largest attr that perf 6.1 accepts in a file; it holds everything that this project records
 ATTR_SIZE_MAX = 144
 PerfType = enum.IntEnum("PerfType", "HARDWARE SOFTWARE TRACEPOINT HW_CACHE RAW BREAKPOINT", start=0)
 """enum perf_type_id."""

@@ -16,9 +16,7 @@ EVENT_NAME = "offcpu-counters"
 """Name of the evsel of losses and budgets. Its only id is chosen by the recorder: the kernel has no such event."""
 
 EVENT_ID = int.from_bytes(b"offcpu-c", "big")  # its id. The kernel counts from 1 and will not reach it
-TASK_EVENT = "offcpu-task"
-"""Name of the evsel of samples of tasks (TASKS): their time is not that of threads."""
-
+TASK_EVENT = "offcpu-task"  # evsel of samples of tasks (TASKS), whose time is not that of threads
 TASK_EVENT_ID = int.from_bytes(b"offcpu-t", "big")
 MAGIC = int.from_bytes(b"OFCC", "little")
 BUDGET_MAGIC = int.from_bytes(b"OFCB", "little")

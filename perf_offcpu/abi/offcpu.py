@@ -17,8 +17,7 @@ from perf_offcpu.binary.layout import S32, U16, U32, U64, Field, Layout
 PYTHON_EVENT = "offcpu-python"  # its samples have the Python functions of on-CPU samples
 EVENT_NAME = "offcpu-time"  # the evsel name that perf >= 6.16 looks for, and that this project gives its events
 EXTENSION_MAGIC = int.from_bytes(b"OFCP", "little")
-EXTENSION_VERSION = 2
-"""Changes when a field changes its meaning, not when one is added. Version 1 had another fixed part."""
+EXTENSION_VERSION = 2  # changes when a field changes its meaning, not when one is added; 1 had another fixed part
 
 
 class Kind(enum.IntEnum):

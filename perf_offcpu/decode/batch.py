@@ -21,17 +21,12 @@ from perf_offcpu.structs import mutable
 class Batch:
     """Holds samples in file order, with the callchains, deferred callchains and context switches of their chunk."""
 
-    # `callchain` is a row of `callchains`; `comm` and `space` are not known yet
-    samples: Samples = field(default_factory=Samples)
-    # raw words; empty if the `callchain` columns are rows of a `ChainTable` instead (`in_table`)
+    samples: Samples = field(default_factory=Samples)  # without comm and space
+    # raw words, of which the `callchain` of all tables are rows; empty if these are rows of a `ChainTable` (`in_table`)
     callchains: Ragged = field(default_factory=Ragged)
-    # bool[n], raw off-cpu samples of upstream perf, whose pid and tid may have to be exchanged once all tasks
-    # are known (`decode.retype`)
+    # bool[n]: raw samples of upstream perf, whose pid and tid may have to be exchanged (`retype.repair_ids`)
     from_upstream: Bool = field(default_factory=lambda: np.empty(0, np.bool_))
-    # user callchains that were sent later than the samples that they belong to; their `callchain` is a row of
-    # `callchains`, too
     deferred: DeferredChains = field(default_factory=DeferredChains)
-    # context switches, to make waits of; their `callchain` is a row of `callchains`, too
     switches: Switches = field(default_factory=Switches)
 
 
@@ -68,8 +63,7 @@ class BatchCollector:
     def __init__(self) -> None:
         self._samples, self._deferred = GrowingTable(Samples), GrowingTable(DeferredChains)
         self._switches, self._from_upstream = GrowingTable(Switches), GrowingArray("?")
-        self.chains = ChainTable()
-        """The distinct callchains so far. In a batch without own callchains, `callchain` is a row of this table."""
+        self.chains = ChainTable()  # distinct callchains; what `callchain` of an `in_table` batch is a row of
 
     def add(self, batch: Batch) -> None:
         """Append the samples, deferred callchains and switches of a batch."""

@@ -14,8 +14,7 @@ from perf_offcpu.model.recording import Budget, SampleFlag, Samples, Spans
 
 _NEVER = np.iinfo(np.int64).max
 
-Borders = tuple[I32, I64]
-"""(tid, time_ns): moments at which the budgets of threads go on from one file of a recording to the next."""
+Borders = tuple[I32, I64]  # (tid, time in ns) where a thread's budget goes on from one file to the next
 
 
 def repeats(*pairs: tuple[NDArray[Any], NDArray[Any]]) -> Bool:

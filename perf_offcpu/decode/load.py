@@ -132,11 +132,11 @@ def assemble(head: Head | PerfDataReader, batch: Batch, tasks: TaskReplay, accou
     tasks.replay()
     head.counters.add(losses.MAPS_FORGOTTEN, tasks.spaces.forgotten)
     evsels = [_evsel_of(spec) for spec in head.events.specs]
-    samples = repair_ids(batch.samples, batch.from_upstream, tasks.tasks())
+    samples = repair_ids(batch.samples, batch.from_upstream, tasks.tasks)
     samples = with_functions_on_cpu(samples)
-    head.counters.add(losses.FOREIGN_IDS, count_foreign_ids(samples, tasks.tasks()))
+    head.counters.add(losses.FOREIGN_IDS, count_foreign_ids(samples, tasks.tasks))
     if has_switches(batch.switches):
-        samples = with_waits(samples, batch.switches, tasks.tasks(), evsels, head.counters, account)
+        samples = with_waits(samples, batch.switches, tasks.tasks, evsels, head.counters, account)
     # Stable: samples of one time stay in the order of the file; those without time come first.
     samples.reorder(np.argsort(samples.time_ns, kind="stable"))
     samples = tasks.attribute(samples)
@@ -160,8 +160,8 @@ def assemble(head: Head | PerfDataReader, batch: Batch, tasks: TaskReplay, accou
         spaces=spaces,
         maps=maps,
         dsos=_with_build_ids(tasks.notes.dsos(), tasks.strings, files),
-        comms=tasks.comms(),
-        tasks=tasks.tasks(),
+        comms=tasks.comms,
+        tasks=tasks.tasks,
         budget=budget,
         loops=account.event_loops(),
         places=places,

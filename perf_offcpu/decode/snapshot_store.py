@@ -153,8 +153,7 @@ class SnapshotStore:
     ) -> None:
         self.counters, self._reopen = counters, reopen
         self._files: dict[str, OpenFile | None] = {}
-        self.callers = CallerRows()
-        """The snapshot of each `caller` so far whose copy has come."""
+        self.callers = CallerRows()  # the snapshot of each `caller` so far whose copy has come
         self._held, self._places = _Words(memory), StackPositions()
         self._registers, self._register_ends = GrowingArray("u8"), GrowingArray("i8")
         self._mask = GrowingArray("u8")
@@ -261,8 +260,7 @@ class CallerRows:
 
     def __init__(self) -> None:
         self._rows: dict[int, int] = {}
-        self.awaited: dict[int, int] = {}
-        """The number, from 0, of each caller that `find` was asked for before its copy came."""
+        self.awaited: dict[int, int] = {}  # the number, from 0, of each caller that `find` has not found
 
     def note(self, callers: U64, rows: I64 | I32) -> None:
         """Note the row of each caller (n of both); a caller noted before keeps its row."""

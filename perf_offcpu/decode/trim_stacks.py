@@ -38,8 +38,7 @@ def cut_wrong_callers(recording: Recording) -> Recording:
     return recording.replaced(samples=samples, callchains=unique, losses=dict(counters))
 
 
-_BLOCK = 1 << 15
-"""Samples or callchains that are worked on at once, so that intermediate columns stay in a core's cache."""
+_BLOCK = 1 << 15  # samples or callchains that are worked on at once: their columns stay in a core's cache
 
 
 def _keys(samples: Samples, known: Bool) -> Iterator[tuple[slice, Bool, I64]]:

@@ -180,7 +180,7 @@ class _Rewriter:
         """Return the stages of samples that the options ask for, in order."""
         options, survey, stages = self.options, self.survey, list[Stage]()
         if options.retype:
-            tasks = survey.tasks.tasks()
+            tasks = survey.tasks.tasks
             stages.append(functools.partial(steps.retype_batch, tasks=tasks, end_ns=survey.end_ns, done=self.done))
         if options.merge:
             deferred = survey.deferred.release()
@@ -203,7 +203,7 @@ class _Rewriter:
         spaces, maps = tasks.spaces.tables()
         meta = Meta(arch=arch, source=self.reader.path)
         recording = Recording(strings=tasks.strings, spaces=spaces, maps=maps, dsos=tasks.notes.dsos(), meta=meta)
-        recording = recording.replaced(perf_maps=self.survey.account.perf_maps, tasks=tasks.tasks())
+        recording = recording.replaced(perf_maps=self.survey.account.perf_maps, tasks=tasks.tasks)
         return Unwinder(recording, search)
 
     def _moved_exits(self) -> list[tuple[I64, Chunk]]:
@@ -213,7 +213,7 @@ class _Rewriter:
             all_rows = np.arange(len(self.waits.times))
             exits.take_waits(self.waits.records, all_rows, self.waits.spec, self.recorded.order)
         changes = self.options.retype or self.waits
-        return exits.moved(self.survey.tasks.tasks(), self.recorded) if changes else []
+        return exits.moved(self.survey.tasks.tasks, self.recorded) if changes else []
 
     def run(self, out_fd: int, out_path: str) -> Rewritten:
         """Write the recording; return the counts of changes."""

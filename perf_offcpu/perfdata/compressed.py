@@ -21,9 +21,7 @@ from perf_offcpu.perfdata.scan import HEADER_SIZE
 from perf_offcpu.perfdata.write.writer import FileWriter, whole_records
 
 MAX_OUTPUT = 64 << 20  # most bytes that one record may decompress to: perf writes less than the size of its ring
-MAX_RATIO = 256
-"""Most bytes of output for each byte of input, beyond `MAX_OUTPUT`: samples compress less (seen: 4 to 40)."""
-
+MAX_RATIO = 256  # most bytes of output, beyond `MAX_OUTPUT`, for each byte of input: samples have 4 to 40
 _SLICE = 256
 """Bytes decompressed at once. A block of zstd of at least 4 bytes becomes at most 128 KiB, so that a slice
 becomes at most 8 MiB before it is checked."""
@@ -104,9 +102,7 @@ def joined(pieces: Iterable[bytes], least: int) -> Iterator[bytes]:
 
 LEVEL = 3  # zstd's own default; perf's is 1
 BLOCK = 60_000  # bytes that become one record: zstd adds 0.4 % and some headers at worst, and a record has 65 535
-_MMAP_LEN = 129 * 4096
-"""Bytes that perf allocates for the content of one record; it writes 129 pages with its default rings."""
-
+_MMAP_LEN = 129 * 4096  # bytes that perf allocates for a record's content: as it writes with its default rings
 _ZSTD = 1
 
 

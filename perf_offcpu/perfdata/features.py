@@ -18,9 +18,7 @@ from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.events import EventSpec
 
 MAX_EVENTS = 65536  # the limit of perf 7.2; a larger number is damage
-BUILD_ID_BYTES = 20
-"""Room for a build-id in the feature and in MMAP2 records (SHA-1); longer ones are cut, as perf does."""
-
+BUILD_ID_BYTES = 20  # room for a build-id in records and the feature (SHA-1); longer ones are cut, as perf does
 HOST_PID = -1  # `BuildId.pid` of all files that are not a virtual machine's
 
 

@@ -56,8 +56,7 @@ def format_known(number: int) -> str:
     return str(number) if number >= 0 else UNKNOWN_VALUE
 
 
-_CACHED_TEXT = 64 << 20
-"""Characters of stacks that are kept; beyond that, all are dropped and formatted again when needed."""
+_CACHED_TEXT = 64 << 20  # characters of stacks that are kept; beyond that all are dropped, and formatted again
 
 
 class FrameTexts:

@@ -48,8 +48,7 @@ from perf_offcpu.unwind.cfi.table import frame_sections
 INTERPRETER: Final = "_PyEval_EvalFrameDefault"
 _KIND: Final = "interpreter1"  # kind of cache file; the number changes whenever the result may
 _NONE: Final = np.zeros(2, np.uint64)
-_PROBLEMS: Final = (Refused, FormatError, OSError)
-"""Errors that leave the calls of a file unknown; they are counted as losses where its functions are read."""
+_PROBLEMS: Final = (Refused, FormatError, OSError)  # the file's calls are unknown then; naming its functions counts it
 
 
 class _Call(NamedTuple):

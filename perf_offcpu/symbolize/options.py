@@ -15,8 +15,7 @@ class SymbolizeOptions:
     vmlinux: str | None = None  # an ELF file of the recorded kernel; None: look for one where there is no kallsyms
     symfs: str | None = None  # look for files below this directory; None: at the recorded paths
     buildid_dir: str | None = None  # a cache of files by build-id, as perf's; None: PERF_BUILDID_DIR or ~/.debug
-    keep_ips: bool = False
-    """Frames keep the addresses in their processes (`Frames.ip`): one code in two processes makes two frames."""
+    keep_ips: bool = False  # frames keep their addresses (`Frames.ip`): one code in two processes makes two frames
     inline: bool = False  # inlined functions get frames of their own, and frames have source lines
     srcline: bool = False  # frames have source lines; without `inline`, the line of the innermost inlined function
     force: bool = False  # accept maps of generated code (/tmp/perf-PID.map) of any user

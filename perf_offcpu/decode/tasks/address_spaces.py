@@ -80,8 +80,7 @@ class AddressSpaces:
     """Replays mappings, forks and execs in time order, and makes the tables of the model."""
 
     def __init__(self) -> None:
-        self.forgotten = 0
-        """Number of mappings not applied because there are impossibly many: no name rather than a wrong one."""
+        self.forgotten = 0  # mappings not applied because they are too many: no name rather than a wrong one
         self._copies_left = _FREE_COPIES
         self._kernel, self._spaces = _Space(-1, 0), list[_Space]()
         self._current, self._timeline = dict[int, int](), list[tuple[int, int, int]]()

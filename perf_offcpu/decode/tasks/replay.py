@@ -8,7 +8,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterator
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -19,8 +19,6 @@ from perf_offcpu.model.columns import I64, Strings
 from perf_offcpu.model.growing import GrowingTable
 from perf_offcpu.model.lookup import KERNEL_SPACE, rows_at
 from perf_offcpu.model.recording import Comms, Dsos, KernelSymbols, Samples, Tasks
-
-Kind = TypeVar("Kind")
 
 Note = tuple[Any, ...]
 
@@ -174,7 +172,8 @@ _RUN = -1  # type of the events that the replay adds itself: a run of mappings o
 
 
 class TaskReplay:
-    """Collects and replays side-band records; `comms`, `tasks` and the other tables are complete after `replay`."""
+    """Collects side-band records as `notes` and replays them. `replay` sets `comms` and `tasks`, both sorted by (tid,
+    begin_ns), with exited threads, and completes `spaces` and `cgroups` (id → path)."""
 
     def __init__(self, strings: Strings) -> None:
         self.strings, self.spaces, self.notes = strings, AddressSpaces(), TaskNotes(strings)
@@ -183,7 +182,7 @@ class TaskReplay:
         self._comm_of: dict[int, int] = {0: strings.intern("swapper")}
         self._tasks, self._task_of = list[list[int]](), dict[int, int]()
         self._kernel_symbols: dict[int, tuple[int, int]] = {}
-        self._tables: dict[str, Any] = {}  # tables made since the last replay, by name
+        self.comms, self.tasks, self._timeline = Comms(), Tasks(), self.spaces.timeline()
 
     def replay(self) -> None:
         """Apply all notes in time order, time 0 first, equal times in file order."""
@@ -201,7 +200,9 @@ class TaskReplay:
                 _ACTS[event[2]](self, event[0], *event[3:])
         for event in sorted(single):
             self._map(runs.maps, event)
-        self._tables.clear()
+        self.comms = Comms.from_rows(sorted(self._comms, key=itemgetter(0, 2)))
+        self.tasks = Tasks.from_rows(sorted(self._tasks, key=itemgetter(0, 2)))
+        self._timeline = self.spaces.timeline()
 
     def _map_run(self, runs: MapRuns, run: int, single: list[Note]) -> None:
         """Apply a run of mappings at once; if that is not possible, push (time, number, row) of each to `single`."""
@@ -258,22 +259,6 @@ class TaskReplay:
         self._task_of[tid] = len(self._tasks)
         self._tasks.append([tid, pid, time_ns if born else 0, -1, -1])
 
-    # Tables.
-
-    def comms(self) -> Comms:
-        """Return the names of all threads over time, sorted by (tid, begin_ns)."""
-        return self._once("comms", lambda: Comms.from_rows(sorted(self._comms, key=itemgetter(0, 2))))
-
-    def tasks(self) -> Tasks:
-        """Return the lives of all threads, exited ones included, sorted by (tid, begin_ns)."""
-        return self._once("tasks", lambda: Tasks.from_rows(sorted(self._tasks, key=itemgetter(0, 2))))
-
-    def _once(self, name: str, make: Callable[[], Kind]) -> Kind:
-        if name not in self._tables:
-            self._tables[name] = make()
-        table: Kind = self._tables[name]
-        return table
-
     def kernel_symbols(self) -> KernelSymbols:
         """Return the names in KSYMBOL records, sorted by address."""
         rows = [(start, end, name) for start, (end, name) in sorted(self._kernel_symbols.items())]
@@ -281,12 +266,11 @@ class TaskReplay:
 
     def attribute(self, samples: Samples) -> Samples:
         """Return the samples with `comm` (":TID" if unknown, as in perf) and `space` (-1 unknown) of their time."""
-        comms = self.comms()
-        named = rows_at(comms.tid, comms.begin_ns, samples.tid, samples.time_ns)
-        comm = comms.comm[named]
+        named = rows_at(self.comms.tid, self.comms.begin_ns, samples.tid, samples.time_ns)
+        comm = self.comms.comm[named]
         unnamed, tid_row = np.unique(samples.tid[named < 0], return_inverse=True)
         comm[named < 0] = self.strings.intern_all(f":{tid}" for tid in unnamed.tolist())[tid_row]  # as perf
-        pids, begins, spaces = self._once("timeline", self.spaces.timeline)
+        pids, begins, spaces = self._timeline
         mapped = rows_at(pids, begins, samples.pid, samples.time_ns)
         space = np.append(spaces, -1)[mapped]
         return samples.with_columns(comm=comm.astype(np.uint32), space=space.astype(np.int32))

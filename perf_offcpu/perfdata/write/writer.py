@@ -24,9 +24,7 @@ from perf_offcpu.binary.layout import Buffer, Order, padding
 from perf_offcpu.errors import FileFullError, LayoutError, RecordingError
 from perf_offcpu.perfdata.events import EventSpec
 
-ATTR_ENTRY_SIZE = ATTR_SIZE_PERF_6_1 + SECTION.size()
-"""Stride of the attr section. perf steps by attr.size + 16 of each entry: they must all be alike."""
-
+ATTR_ENTRY_SIZE = ATTR_SIZE_PERF_6_1 + SECTION.size()  # of all entries alike: perf steps by attr.size + 16
 RECORD_SIZE_MAX = 65528  # largest record: its size is a u16 and a multiple of 8
 _RECORD_HEADER_SIZE = RECORD_HEADER.size()
 

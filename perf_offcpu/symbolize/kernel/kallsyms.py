@@ -31,14 +31,12 @@ from perf_offcpu.objects.symtab import NO_ADDRESS, Symbols, SymbolTable, alias_r
 from perf_offcpu.structs import frozen
 
 LIVE: Final = "/proc/kallsyms"
-REFERENCES: Final = ("_text", "_stext")
-"""Symbols by which perf finds the place of the kernel (ref_reloc_sym_names in tools/perf/util/machine.c)."""
+REFERENCES: Final = ("_text", "_stext")  # by which perf finds the place of the kernel (ref_reloc_sym_names)
 MAX_BYTES: Final = 1 << 28  # bytes of text that are read: a large kernel with all modules has some 20 MB
 _MAX_MODULE: Final = 64
 _TERMINATE: Final = bytes.maketrans(b"\t\n", b"\0\0")
 _NO_DIGIT: Final = 16
-_DIGITS: Final = np.full(256, _NO_DIGIT, np.uint8)
-"""uint8[256]: the value of each character as a lower-case hex digit."""
+_DIGITS: Final = np.full(256, _NO_DIGIT, np.uint8)  # value of each character as a lower-case hex digit
 _DIGITS[list(b"0123456789abcdef")] = range(16)
 
 

@@ -45,8 +45,7 @@ _ANY_CHILD, _SIGNAL = "any child", "signal"
 _SUSPENDS, _POLLS, _PPOLLS = "rt_sigsuspend pause", "poll", "ppoll ppoll_time64"
 _SLEEPS = "nanosleep clock_nanosleep clock_nanosleep_time64"
 _EPHEMERAL = 32768  # first port that Linux gives to clients by itself (net.ipv4.ip_local_port_range)
-_ENDS = {"read end": "from", "write end": "to"}
-"""End of a pipe at which its first process waited → word for the other end."""
+_ENDS = {"read end": "from", "write end": "to"}  # end where a pipe's first process waited → word for the other end
 _PORT = re.compile(r"(.*):(\d{1,5})")
 _ACCEPTED = "accepted"
 _MORE = re.compile(r" and \d+ more$|(?<=^\[pidfd\]) of \d+$")

@@ -30,8 +30,7 @@ from perf_offcpu.unwind.cfi.entries import Cies, Fdes, Section, read_leb128
 
 BATCH: Final = 1 << 14  # functions that are run together
 MAX_STEPS: Final = 1 << 15  # instructions of one function; the longest that compilers write have some thousand
-MAX_ALL_STEPS: Final = 1 << 17
-"""Steps of all batches together: some ten seconds. The largest programs take a tenth of that."""
+MAX_ALL_STEPS: Final = 1 << 17  # steps of all batches: some ten seconds; the largest programs take a tenth of that
 MAX_ROWS: Final = 1 << 21  # rows of one batch; a row takes 8 bytes for each register
 MAX_DEPTH: Final = 8  # nested remembered states; compilers write one
 MAX_EXPRESSION: Final = 256  # bytes of one expression
