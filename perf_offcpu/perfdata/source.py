@@ -3,6 +3,7 @@
 seeks. Recordings in file form that come through a pipe (`zcat perf.data.gz | …`) and those packed with gzip, xz or zstd
 are therefore copied to a temporary file, in memory while it is small; so is any pipe that is read twice."""
 
+import contextlib
 import io
 import os
 import select
@@ -21,6 +22,7 @@ STDIN = "-"
 _IN_MEMORY = 64 << 20
 _BLOCK = 1 << 20
 MAX_RATIO = 1000  # a packed recording that grows more than this (and beyond `_IN_MEMORY`) is refused
+_PIPE_SIZES = (PIPE_HEADER_SIZE.to_bytes(8, "little"), PIPE_HEADER_SIZE.to_bytes(8, "big"))  # after the magic
 
 
 @mutable
@@ -72,7 +74,8 @@ def _source(fd: int, name: str, seekable: bool) -> Source:
             stream.seek(0)
             return Source(stream, name, info.st_size)
         rest = _Rejoined(start, stream)
-        if opener is None and not seekable and not _is_file_form(start):
+        is_file_form = start[:8] in (MAGIC, MAGIC_SWAPPED) and start[8:] not in _PIPE_SIZES
+        if opener is None and not seekable and not is_file_form:
             return Source(cast(BinaryIO, io.BufferedReader(rest)), name, None)
         with stream:
             return _spooled(rest, opener, name)
@@ -82,12 +85,6 @@ def _source(fd: int, name: str, seekable: bool) -> Source:
     except BaseException:
         stream.close()
         raise
-
-
-def _is_file_form(start: bytes) -> bool:
-    if start[:8] not in (MAGIC, MAGIC_SWAPPED):
-        return False
-    return int.from_bytes(start[8:], "little" if start[:8] == MAGIC else "big") != PIPE_HEADER_SIZE
 
 
 class _Rejoined(io.RawIOBase):
@@ -127,28 +124,25 @@ def _spooled(stream: _Rejoined, opener: _Opener | None, name: str) -> Source:
     """Copy a stream, unpacked by `opener` if given, to a temporary file, and return that as the source."""
     import tempfile
 
-    spool = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115 (it outlives this function)
     damaged = False
-    try:
-        raw = cast(BinaryIO, io.BufferedReader(stream))
-        for piece in _blocks(raw if opener is None else opener(raw)):
-            spool.write(piece)
-            if spool.tell() > _IN_MEMORY + MAX_RATIO * stream.taken:
-                raise FormatError(name, "cannot be unpacked", f"it grows more than {MAX_RATIO}-fold")
-    except _Damage:
-        damaged = True
-    except OSError as problem:
-        spool.close()
-        where = f"{tempfile.gettempdir()}: cannot keep a copy of the input"
-        raise RecordingError(f"{where}: {problem.strerror} (set TMPDIR)") from None
-    except BaseException:
-        spool.close()
-        raise
-    size = spool.tell()
-    if not size:
-        spool.close()
-        raise FormatError(name, "cannot be unpacked", "nothing in it is whole")
-    spool.seek(0)
+    with contextlib.ExitStack() as stack:
+        spool = stack.enter_context(tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY))
+        try:
+            raw = cast(BinaryIO, io.BufferedReader(stream))
+            for piece in _blocks(raw if opener is None else opener(raw)):
+                spool.write(piece)
+                if spool.tell() > _IN_MEMORY + MAX_RATIO * stream.taken:
+                    raise FormatError(name, "cannot be unpacked", f"it grows more than {MAX_RATIO}-fold")
+        except _Damage:
+            damaged = True
+        except OSError as problem:
+            where = f"{tempfile.gettempdir()}: cannot keep a copy of the input"
+            raise RecordingError(f"{where}: {problem.strerror} (set TMPDIR)") from None
+        size = spool.tell()
+        if not size:
+            raise FormatError(name, "cannot be unpacked", "nothing in it is whole")
+        spool.seek(0)
+        stack.pop_all()
     return Source(cast(BinaryIO, spool), name, size, damaged)
 
 

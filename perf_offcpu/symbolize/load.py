@@ -114,19 +114,11 @@ def load_profile(
     switches: bool = True,
     **joining: bool,
 ) -> Profile:
-    """Read recordings, unwind their copies of user stacks and name their addresses.
-
-    Args:
-        paths: files or directories; "-" is standard input.
-        seen: called with the path and the content of each recording.
-        merge: complete samples whose user callchain was deferred; else deferred callchains become samples.
-        switches: add waits between context switches (`decode.load.load_recording`).
-        joining: how several recordings are joined: fields of `decode.join.JoinOptions`.
-
-    Raises:
-        FormatError: a file is no recording.
-        UsageError: they cannot be joined, or a file that the options name cannot be read.
-    """
+    """Read recordings, unwind their copies of user stacks and name their addresses. `paths`: files or directories; "-"
+    is standard input. `seen`: called with path and content of each recording. `merge`: complete samples whose user
+    callchain was deferred; else deferred callchains become samples. `switches`: add waits between context switches.
+    `joining`: fields of JoinOptions, for several recordings. Raises FormatError: a file is no recording; UsageError:
+    they cannot be joined, or a file that the options name cannot be read."""
     search, is_one = symbols.search(), len(paths) == 1
     recordings = [load_unwound(path, search, merge=merge and is_one, switches=switches) for path in paths]
     if seen is not None:

@@ -62,21 +62,14 @@ class FrameTables:
 
     def _table(self, name: str, image: ElfImage, debug: ElfImage | None) -> CfiTable:
         registers, cache = REGISTERS[self.machine], self.search.cache
-        if cache is None:
-            return _build(image, debug, registers)
-        columns = cache.read(name)
+        columns = cache.read(name) if cache else None
         table = None if columns is None else table_from_columns(columns, registers)
         if table is None:
-            table = _build(image, debug, registers)
-            if len(table) >= MIN_ROWS:
+            table, roots = build_table(_sections(image, debug), registers), _go_roots(image, registers)
+            table = joined(roots, table) if len(roots) else table
+            if cache and len(table) >= MIN_ROWS:
                 cache.write(name, table_columns(table))
         return table
-
-
-def _build(image: ElfImage, debug: ElfImage | None, registers: Registers) -> CfiTable:
-    table = build_table(_sections(image, debug), registers)
-    roots = _go_roots(image, registers)
-    return joined(roots, table) if len(roots) else table
 
 
 def _go_roots(image: ElfImage, registers: Registers) -> CfiTable:

@@ -13,6 +13,7 @@ variables are those of functions (`objects.symtab`), with the roles exchanged: d
 functions only bound them. Labels without a type (`__bss_start`, `_edata`) name no variable. Variables of
 threads (.tdata, .tbss) lie elsewhere in each thread and are left out by their type."""
 
+import posixpath
 import re
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -119,22 +120,18 @@ def _name(object_row: ObjectRow, variable: "Variable | None", file: str, noun: s
     if variable and variable.symbol:
         is_lock_alone = variable.size <= _NOUNS.get(noun, _OTHER_NOUN).size
         offset = "" if is_lock_alone or not variable.offset else f"+{variable.offset:#x}"
-        text = f"{variable.symbol}{offset} in {_leaf(file)}"
+        text = f"{variable.symbol}{offset} in {posixpath.basename(file)}"
         return FutexName(text, text, is_shared=False)
     if _SHARED.search(object_row.place):
         text = f"shared {object_row.place.replace(_ANONYMOUS, 'memory')}"
         return FutexName(text, text, is_shared=True)
     if variable:
-        text = f"{noun} in {_leaf(file)}+{variable.offset:#x}{via}"
+        text = f"{noun} in {posixpath.basename(file)}+{variable.offset:#x}{via}"
         return FutexName(text, text, is_shared=False)
     where = f"{noun} {object_row.place}".rstrip()
     if object_row.place.startswith("/"):
-        where = f"{noun} in {_leaf(object_row.place)}"
+        where = f"{noun} in {posixpath.basename(object_row.place)}"
     return FutexName(f"{where} {object_row.address:#x}{via}", f"{where}{via}", is_shared=False)
-
-
-def _leaf(path: str) -> str:
-    return path.rpartition("/")[2]
 
 
 def _usual(rows: np.ndarray[tuple[int], np.dtype[np.int64]], row: I32, values: I32) -> I32:
