@@ -73,8 +73,7 @@ class DirectoryStore:
 
 
 class TarStore:
-    """Stores files below `prefix` in a tar archive; without owners and times, so that equal symbols give equal
-    bytes."""
+    """Stores files below `prefix` in a tar archive, without owners and times: equal symbols give equal bytes."""
 
     def __init__(self, archive: tarfile.TarFile, prefix: str) -> None:
         self._archive, self._prefix, self._names = archive, prefix, set[str]()

@@ -39,16 +39,14 @@ class Rows:
 def gather_fields(
     data: NDArray[np.uint8], starts: I64, fields: Sequence[Field], order: Order
 ) -> dict[str, NDArray[Any]]:
-    """Read adjacent integer `fields` of n records, the first at byte offsets `starts` (int64[n]). Returns field name →
-    array[n] in native byte order."""
+    """Read adjacent integer `fields` at byte offsets `starts` (int64[n]); return name → array[n], native byte order."""
     kinds = np.dtype([(field.name, field.type.dtype(order)) for field in fields if isinstance(field.type, Int)])
     records = _windows(data, kinds.itemsize)[starts].view(kinds)
     return {field.name: records[field.name].astype(native(field.type)) for field in fields}
 
 
 def gather(data: NDArray[np.uint8], starts: I64, type_: Int, order: Order = "<") -> NDArray[Any]:
-    """Read the integers of type `type_` at byte offsets `starts` (int64[n], any alignment). Returns array[n] in native
-    byte order."""
+    """Read integers of `type_` at byte offsets `starts` (int64[n], any alignment) as array[n] in native byte order."""
     return _overlapping(data, type_.size, order)[starts].astype(native(type_), copy=False)
 
 
@@ -83,8 +81,7 @@ def offsets_of(counts: I64) -> I64:
 
 
 def row_blocks(offsets: I64) -> Iterator[tuple[int, int]]:
-    """Cut n rows of different lengths (offsets int64[n + 1]) into blocks of about BLOCK items; yield each block's
-    (first row, row after the last)."""
+    """Yield (first row, row after the last) of blocks of about BLOCK items, of n rows at `offsets` (int64[n + 1])."""
     cuts = np.searchsorted(offsets, np.arange(offsets[0], offsets[-1], BLOCK))
     return itertools.pairwise(sorted({0, *cuts.tolist(), len(offsets) - 1}))
 
@@ -113,8 +110,7 @@ _ROWS_OF_A_LENGTH = 16  # rows of one length that are worth a step of numpy
 
 
 def _lengths(counts: I64) -> list[tuple[int, I64]] | None:
-    """Return (length, int64 rows of this length) for each distinct length; None if the lengths are so many that copying
-    length by length is slower than word by word."""
+    """Return (length, int64 rows of it) for each distinct length; None if there are too many to copy by length."""
     if not len(counts):
         return []
     if bool((counts == counts[0]).all()):

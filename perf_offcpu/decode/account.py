@@ -63,8 +63,7 @@ _Reading = tuple[int, int, int, int, int]  # fields of EventLoop before its task
 
 
 def is_counters(spec: EventSpec) -> bool:
-    """Return True if an evsel holds payloads of the recorder (`offcpu-counters`, `offcpu-task`), not measured
-    events."""
+    """Return True if an evsel holds payloads of the recorder (`offcpu-counters`, `offcpu-task`), no measured events."""
     kind = spec.attr.type, spec.attr.config
     return spec.name in (layouts.EVENT_NAME, layouts.TASK_EVENT) and kind == (
         PerfType.SOFTWARE,

@@ -92,8 +92,7 @@ def _collected(
     collector: BatchCollector,
     tasks: TaskReplay,
 ) -> Batch:
-    """Decode the samples of `chunks` into `collector` and note their side-band records in `tasks`; return the batch of
-    all that `collector` then holds."""
+    """Decode `chunks` into `collector` (samples) and `tasks` (side-band records); return all that `collector` has."""
     for chunk in chunks:
         rows, parts = decoder.decode(chunk, reader.events)
         collector.add_interleaved(parts, rows)
@@ -103,8 +102,7 @@ def _collected(
 
 
 def read_tasks(reader: PerfDataReader) -> tuple[TaskReplay, CollectorAccount]:
-    """Read, for `assemble`, the side-band records and the `offcpu-counters` samples of a recording, no other
-    samples."""
+    """Read, for `assemble`, side-band records and `offcpu-counters` samples of a recording, but no other samples."""
     tasks, account = TaskReplay(Strings()), CollectorAccount()
     for chunk in reader.chunks():
         read_account(chunk, reader.events, account)

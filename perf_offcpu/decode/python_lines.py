@@ -121,8 +121,7 @@ def _rows_of(samples: Samples, waits: Mapping[tuple[int, int], Functions]) -> di
 
 
 def _with_names(functions: Functions, strings: Strings) -> list[tuple[int, int, int, int]]:
-    """Return for each function, leaf first: (string of its name, of its file, line, 1 if it is the first of its
-    call)."""
+    """Return for each function, leaf first: (string of its name, of its file, line, 1 if the first of its call)."""
     callers = [call for *_, call in functions[1:]] + [0]
     return [
         (strings.intern(name), strings.intern(file), line, int(call != caller))

@@ -45,8 +45,7 @@ def is_python(spec: EventSpec) -> bool:
 
 
 def samples_by_event(chunk: Chunk, events: Events, counters: Losses) -> Iterator[tuple[int, I64]]:
-    """Yield (evsel, int64[n]: chunk rows of its samples) for each evsel that has some; count those of unknown
-    events."""
+    """Yield (evsel, int64[n]: chunk rows of its samples) for each evsel with samples; count those of unknown events."""
     rows = np.flatnonzero(chunk.types == RecordType.SAMPLE)
     evsel = events.of_samples(chunk, rows)
     counters.add(losses.UNKNOWN_ID, int((evsel < 0).sum()))

@@ -138,8 +138,7 @@ def read_trailers(chunk: Chunk, rows: I64, events: Events, unknown: int = -1) ->
 
 
 def id_place(kind: SampleType) -> int | None:
-    """Return how many u64 words from a record's end the id in its trailer begins (perf: __perf_evsel__calc_is_pos());
-    None if trailers of this sample_type hold no id."""
+    """Return how many u64 words before a record's end the id in its trailer begins; None if trailers hold no id."""
     if kind & SampleType.IDENTIFIER:
         return 1
     return 1 + (kind & (SampleType.CPU | SampleType.STREAM_ID)).bit_count() if kind & SampleType.ID else None
@@ -174,8 +173,7 @@ def _read(chunk: Chunk, rows: I64, events: Events, number: int, into: Trailers) 
 
 
 def sample_times(chunk: Chunk, rows: I64, evsel: I32, events: Events) -> U64:
-    """Return uint64[n]: the field TIME (ns) of SAMPLE records `rows`, whose evsels are `evsel` (int32[n], -1 unknown);
-    0 where there is none."""
+    """Return uint64[n]: TIME (ns) of SAMPLE records `rows` of events `evsel` (int32[n], -1 unknown); 0 without it."""
     times = np.zeros(len(rows), np.uint64)
     for number in np.flatnonzero(np.bincount(evsel[evsel >= 0])).tolist():
         shape = events.specs[number].shape

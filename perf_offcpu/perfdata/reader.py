@@ -97,8 +97,8 @@ class PerfDataReader(Closing):
             return None
 
     def chunks(self, *, with_compressed: bool = False) -> Iterator[Chunk]:
-        """Yield all records in file order, with the content of compressed records in their place; `with_compressed`:
-        after the compressed record."""
+        """Yield all records in file order, decompressed; `with_compressed`: and compressed ones before their
+        content."""
         begin, end = self.head.data_offset, self.head.data_end
         if end is not None:
             self.stream.seek(begin)
@@ -109,14 +109,12 @@ class PerfDataReader(Closing):
                 yield from self._stream_chunks(stream, None, 0, os.path.basename(part), with_compressed)
 
     def chunks_between(self, begin: int, end: int) -> Iterator[Chunk]:
-        """Yield the records from byte `begin` to byte `end` of a file, at both of which records begin. The file may
-        still be growing."""
+        """Yield the records of a file between two bytes at which records begin. The file may still be growing."""
         self.stream.seek(begin)
         yield from self._stream_chunks(self.stream, end - begin, begin, "", False)
 
     def _pieces(self, stream: BinaryIO, left: int | None, scanner: Scanner) -> Iterator[memoryview]:
-        """Yield `left` bytes of a stream (None: all) in blocks, each after the incomplete record that the scanner kept;
-        count missing bytes."""
+        """Yield `left` bytes of a stream (None: all) in blocks, each after what the scanner kept; count the missing."""
         while left is None or left > 0:
             rest = scanner.take_rest()
             # New memory each time: chunks are not copied out of it.

@@ -44,8 +44,7 @@ def open_source(path: str, seekable: bool = False, *, fifo: bool = True) -> Sour
 
 
 def open_file(path: str, *, fifo: bool = False) -> int:
-    """Open a regular file or, if `fifo`, a FIFO, whose first bytes are waited for; return its descriptor. Raises
-    FormatError."""
+    """Open a regular file or, if `fifo`, a FIFO, and wait for its first bytes; return its fd. Raises FormatError."""
     try:
         fd = open_regular(path, fifo=fifo)
     except FileRefusedError as problem:

@@ -40,8 +40,7 @@ def where(condition: Bool, texts: list[str], others: list[str]) -> list[str]:
 
 
 def format_times(values: I64, digits: int, end: str = "") -> list[str]:
-    """Format times (int64[n], ns) as seconds, cut off after `digits` decimals, with `end` after each; `-` where
-    negative (unknown)."""
+    """Format times (int64[n], ns) in seconds, cut off after `digits` decimals, then `end`; `-` where negative."""
     seconds, parts = np.divmod(values, _NS_PER_S)
     parts //= 10 ** (9 - digits)
     unknown = f"{UNKNOWN_VALUE:>{6 + digits}}{end}"

@@ -152,8 +152,7 @@ class _Printer:
         return f"{UNKNOWN_VALUE if path is None else printable(path)} "
 
     def _stacks(self, samples: ProfileSamples) -> list[str]:
-        """Return the end of each sample's text: its stack on lines of their own, or its innermost frame, and a
-        newline."""
+        """Return the end of each sample's text: its stack on lines of their own, or its innermost frame; a newline."""
         stacks, frames = samples.stack.tolist(), self._frames
         has_stack = (self._has_stack & self._has_frames)[samples.evsel].tolist()
         has_frames = self._has_frames[samples.evsel].tolist()

@@ -213,8 +213,8 @@ def _symbols_at(image: ElfImage, addresses: set[int], search: Search) -> dict[in
 
 
 def interpreter_part(image: ElfImage, cache: DiskCache | None) -> U64:
-    """Return uint64[2]: start and end of the part that GCC split off CPython's interpreter function; zeros if there is
-    none. Errors are as in `elf.image`."""
+    """Return uint64[2], start and end of the split-off part of CPython's interpreter; zeros: none. Errors:
+    `elf.image`."""
     name = cache_name(_KIND, image.build_id, image.source.identity)
     columns = cache.read(name) if cache else None
     if columns is not None and len(part := columns.get("part", _NONE).astype(np.uint64)) == 2:

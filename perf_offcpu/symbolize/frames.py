@@ -106,8 +106,7 @@ class InlinedFunctions(Table):
 
 
 def symbols_and_offsets(table: SymbolTable, rows: I32, addresses: U64, strings: Strings) -> tuple[U32, U64]:
-    """Return (uint32[n]: string of the symbol; uint64[n]: bytes from its start) of n addresses. `rows`: int32[n], their
-    rows in `table`; -1 gives "" and 0."""
+    """Return (string of the symbol, bytes from its start) of n addresses. `rows`: int32[n] in `table`; -1: "" and 0."""
     hit, inverse = np.unique(rows, return_inverse=True)
     ids = strings.intern_all("" if row < 0 else table.name(row) for row in hit.tolist())
     if not len(table):

@@ -130,8 +130,7 @@ def _pairs(space: I32, callchain: I32) -> tuple[I64, I32, I32]:
 def _name(
     recording: Recording, locations: Locations, strings: Strings, options: SymbolizeOptions, unresolved: Losses
 ) -> tuple[SymbolNames, InlinedFunctions]:
-    """Return (names of all locations, kernel and user; the functions inlined there). `unresolved`: locations without a
-    name are counted there, by cause."""
+    """Return (names of all locations, kernel and user; functions inlined there); count unnamed ones in `unresolved`."""
     names, inlined = SymbolNames.filled(len(locations)), [InlinedFunctions()]
 
     def line_names() -> LineNames | None:

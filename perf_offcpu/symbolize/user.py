@@ -81,8 +81,7 @@ class UserNames:
             self.lines.add(elf, addresses, rows, names, path)
 
     def _by_perf_maps(self, spaces: I32, rows: I64, names: SymbolNames) -> None:
-        """Fill in `rows` of names, whose addresses lie in memory without a file, by perf maps of their processes.
-        `spaces`: int32[rows]."""
+        """Fill in `rows` of names, in memory without a file, by perf maps of their processes. `spaces`: int32[rows]."""
         pids = self.recording.spaces.pid[spaces]
         for pid in distinct(pids).tolist():
             table, own_rows = self._perf_maps.of(pid), rows[pids == pid]

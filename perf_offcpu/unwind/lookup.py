@@ -84,8 +84,7 @@ class Rules:
 
     @classmethod
     def kept(cls, registers: Registers, cache: DiskCache | None) -> Self:
-        """Return the object that `cache` holds in memory, emptied if it has over _MOST_KEPT entries; a new one without
-        a cache."""
+        """Return the object in memory of `cache`, emptied if over _MOST_KEPT entries; a new one without a cache."""
         if cache is None:
             return cls(registers)
         rules: Self = cache.in_memory(f"rules {registers.count}", lambda: cls(registers))
@@ -319,8 +318,7 @@ class CfiLookup:
         return self._in_file(dso, offsets)
 
     def _rows_of(self, dso: int, table: CfiTable, sets: I32) -> I32:
-        """Convert rows of `table.rules` (`sets`, int32[n] with NO_RULES) to rows of `rules`, to which new sets are
-        added."""
+        """Convert rows of `table.rules` (`sets`, int32[n] or NO_RULES) to rows of `rules`; new sets are added to it."""
         if dso not in self._numbers:
             numbers = np.append(np.full(len(table.rules), -1, np.int32), np.int32(NO_CFI))  # the last: of NO_RULES
             self._numbers[dso] = numbers, self.rules.add_expressions(table.expressions)

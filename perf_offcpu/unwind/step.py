@@ -77,8 +77,7 @@ class Walk(WalkState):
         return Ragged(offsets_of(lengths), chains.values[kept])
 
     def _step(self, live: I64, steps: list[tuple[I64, U64]]) -> I64:
-        """Append (walks under way, their pc) to `steps` and advance to their callers; return the walks that have
-        one."""
+        """Append (walks under way, their pc) to `steps`, advance to their callers; return the walks with a caller."""
         rules = self.rules
         pc = self.pc.take(live)
         back = (~self.exact[live]).astype(np.uint64) if self.has_exact else _ONE
@@ -230,8 +229,7 @@ class Walk(WalkState):
         self.go_on(going, fp[sound] + np.uint64(16), ra[sound], exact=False)
 
     def _is_above(self, lanes: I64, addresses: U64) -> Bool:
-        """Return bool[lanes]: True if the address is at most 8 MB above the copied words: probably on the same
-        stack."""
+        """Return bool[lanes]: True if the address is at most 8 MB above the copied words: likely on the same stack."""
         top = self.bottom[lanes] + self.lengths[lanes].astype(np.uint64) * _WORD
         above: Bool = (addresses + _WORD >= top) & (addresses - top < np.uint64(1 << 23))
         above &= (addresses & np.uint64(7)) == 0

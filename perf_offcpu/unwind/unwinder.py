@@ -108,8 +108,7 @@ class Unwinder:
         self._budget = [MAX_GENERAL]
 
     def unwind(self, snapshots: Snapshots, rows: I64 | I32, spaces: I32) -> Unwound:
-        """Unwind the snapshots `rows` together; return their callchains in this order. `spaces`: int32[rows], address
-        space of each."""
+        """Unwind the snapshots `rows` together; return callchains in this order. `spaces`: int32[n], address spaces."""
         self._budget[0] += MORE_GENERAL
         values, is_known = _registers(snapshots, rows, self.registers)
         threads = Threads(spaces, values, is_known, snapshots.read_stacks(rows), np.isin(rows, self.own))

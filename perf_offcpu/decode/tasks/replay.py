@@ -100,8 +100,7 @@ class TaskNotes:
         return (self._dso(values["filename"], build_id, _KERNEL if kernel else _USER),)
 
     def _ksymbol(self, _: int, values: dict[str, Any]) -> Note | None:
-        """Return the content of a KSYMBOL: (first address, address after the last, string of the name); None for the
-        end of a symbol."""
+        """Return the content of a KSYMBOL: (first address, address after the last, string); None for a symbol's end."""
         if values["flags"] & KSYMBOL_UNREGISTER:  # names of unloaded programs stay known
             return None
         return values["addr"], values["addr"] + values["len"], self.strings.intern(values["name"])

@@ -119,8 +119,7 @@ def parse_kallsyms(text: bytes) -> Kallsyms:
 
 
 def _reference_addresses(text: bytes) -> Iterator[tuple[str, int]]:
-    """Yield (name, address) of the symbols REFERENCES, whatever their type. `text`: lines, each with a NUL at its
-    end."""
+    """Yield (name, address) of the symbols REFERENCES, whatever their type. `text`: lines that end with NUL."""
     for name in REFERENCES:
         offset = text.find(f" {name}\0".encode())
         address = text[text.rfind(b"\0", 0, max(offset, 0)) + 1 : max(offset, 0)].partition(b" ")[0]
@@ -148,8 +147,7 @@ def _has_space(raw: U8, start: I64, end: I64, column: int) -> Bool:
 
 
 def _hexadecimal(raw: U8, start: I64, width: int) -> tuple[U64, Bool]:
-    """Read n numbers of `width` (8 or 16) lower-case hex digits at byte offsets `start`; return (uint64[n], bool[n]:
-    False if a character is no digit)."""
+    """Read `width` (8, 16) hex digits at byte offsets `start`; return (uint64[n], bool[n]: False if not digits)."""
     words = gather_u64(raw, (start[:, None] + np.arange(0, width, 8)).ravel(), NATIVE)
     digits = np.take(_DIGITS, words.view(np.uint8))
     sound = np.ones(len(start), np.bool_)

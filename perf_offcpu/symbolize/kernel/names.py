@@ -198,8 +198,7 @@ def shown_name(path: str) -> str:
 
 
 def section_starts(image: ElfImage) -> U64:
-    """Return uint64[sections]: offset of each section of a kernel module from the begin of its loaded code; NO_ADDRESS
-    for data and initialization code."""
+    """Return uint64[sections of a module]: offset in its loaded code; NO_ADDRESS for data and initialization code."""
     sections, offset = image.sections, 0
     align = np.maximum(sections["sh_addralign"], np.uint64(1))
     starts = np.full(len(sections), NO_ADDRESS)

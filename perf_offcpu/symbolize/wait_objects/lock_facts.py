@@ -81,8 +81,8 @@ def facts_by_enders(recording: Recording, entry: I64, row: I64, objects: Objects
 
 
 def facts_by_words(recording: Recording, row: I32) -> U16:
-    """Return uint16[objects of the recording]: ObjectFact by the values of futexes. `row`: int32[samples], row of each
-    sample's object; -1 none."""
+    """Return uint16[objects]: ObjectFact by futex values. `row`: int32[samples], row in the recording's objects or
+    -1."""
     samples, tasks, words = recording.samples, recording.tasks, recording.objects
     rows = np.flatnonzero((row >= 0) & ~samples.has(_NOT_ENDED) & (samples.wakeup_ns >= 0))
     command, value = words.operation & _COMMAND, words.number.astype(np.int64) & 0xFFFFFFFF
@@ -113,8 +113,7 @@ def _in_circle(waker: I32, sleeper: I32) -> Bool:
 
 
 def ended_by_exit(recording: Recording, rows: Bool) -> Bool:
-    """Return bool[n], for the samples in the mask `rows`: True if the exit of another process's thread ended the
-    wait."""
+    """Return bool[n], for the samples in mask `rows`: True if the exit of another process's thread ended the wait."""
     samples, tasks = recording.samples.take(rows), recording.tasks
     end_ns = np.append(tasks.end_ns, -1)[rows_at(tasks.tid, tasks.begin_ns, samples.waker_tid, samples.wakeup_ns)]
     exits: Bool = (end_ns >= 0) & (end_ns <= samples.wakeup_ns + _INEXACT_NS) & (samples.waker_pid != samples.pid)

@@ -92,8 +92,7 @@ def with_earlier_parts(recording: Recording, row: I32, stack: I32) -> I32:
 
 
 def users_of(recording: Recording, row: I32) -> dict[int, list[User]]:
-    """Return row of an object → the processes that waited for it, most waits first. `row`: int32[samples], row of each
-    sample's object; -1 none."""
+    """Return row of an object → processes that waited for it, most waits first. `row`: int32[samples]; -1 no object."""
     samples = recording.samples
     rows = np.flatnonzero(row >= 0)
     key = row[rows].astype(np.int64) << 32 | (samples.pid[rows].astype(np.int64) + 1)

@@ -37,8 +37,7 @@ def leb128(data: bytes, offset: int, signed: bool = False) -> tuple[int, int]:
 
 
 def read_leb128(data: U8, offsets: I64, signed: bool = False) -> tuple[I64, I64]:
-    """Read LEB128 numbers at n offsets; return (values, offsets after them), int64[n] each. MAX_BYTES of data must
-    follow each offset."""
+    """Read LEB128 numbers at n offsets; return (int64[n], offsets after them). MAX_BYTES of data must follow each."""
     byte = data[offsets]
     value = (byte & 0x7F).astype(np.int64)
     after = offsets + 1

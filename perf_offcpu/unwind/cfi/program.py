@@ -155,8 +155,7 @@ class _Machine:
         return value
 
     def _column(self, register: I64) -> I64:
-        """Return int64[n]: the column in `state` of each register; registers whose rules are not kept share the
-        last."""
+        """Return int64[n]: the column in `state` of each register; registers without kept rules share the last."""
         is_register = (register >= 0) & (register < self.registers)
         return np.where(is_register, register, self.registers + 1)
 
@@ -170,15 +169,13 @@ class _Machine:
         self.state[lanes, self.registers] = np.where(sound, rule, Kind.INVALID)
 
     def _cfa(self, lanes: I64) -> tuple[I64, I64]:
-        """Return (registers, offsets) whose sums are the current CFAs of `lanes`; register -1 if a rule is no such
-        sum."""
+        """Return (registers, offsets) whose sums are the CFAs of `lanes`; register -1 where the rule is no such sum."""
         rule = self.state[lanes, self.registers]
         is_register = rule & 7 == Kind.REGISTER
         return np.where(is_register, rule >> 3 & 0xFF, -1), rule >> 11
 
     def _block(self, lanes: I64, kind: Kind) -> I64:
-        """Skip the expression at each lane's cursor; return int64[lanes]: a rule of this kind that refers to it,
-        INVALID if it is too long."""
+        """Skip an expression at each lane's cursor; return int64[lanes]: rules of them; INVALID if one is too long."""
         length = self._operand(lanes)
         begin = self.at[lanes]
         self.at[lanes] = begin + np.clip(length, 0, self._limit + 1)
