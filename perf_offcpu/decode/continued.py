@@ -26,8 +26,7 @@ def repeats(*pairs: tuple[NDArray[Any], NDArray[Any]]) -> Bool:
 
 def joined_budget(parts: list[Budget]) -> tuple[Budget, Borders]:
     """Join budgets of several files; return (budgets by (tid, begin), borders: where threads go on in the next file).
-    Rows of a thread are summed if one begins in the very ns in which the other ended; those of separate recordings
-    never do."""
+    Rows of a thread are summed if one begins in the very ns in which the other ended, as only in one recording."""
     budget = Budget.concat(parts)
     budget = budget.take(np.lexsort((budget.end_ns, budget.begin_ns, budget.tid)))
     goes_on = repeats((budget.begin_ns, budget.end_ns), (budget.tid, budget.tid), (budget.pid, budget.pid))

@@ -66,8 +66,7 @@ def with_places(
 ) -> tuple[Samples, PythonPlaces]:
     """Decode the Python frames of samples. Returns (samples, places): column `python` of these samples is a row of
     places; of the given samples, a row of `chains` (words as in payloads). `functions`: of further waits, by (tid,
-    begin in ns). `strings`: names are interned there. `lost`: frames whose function is not in `codes` are counted
-    there."""
+    begin in ns). `strings`: names are interned there. `lost`: counts frames whose function `codes` lacks."""
     rows = np.flatnonzero(samples.python >= 0)
     others = _rows_of(samples, functions)
     if not len(rows) and not others:

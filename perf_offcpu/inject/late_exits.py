@@ -29,7 +29,7 @@ from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.recording import Samples, Tasks
 from perf_offcpu.perfdata.events import NO_TIME, Events, EventSpec, read_trailers
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
-from perf_offcpu.perfdata.write.columns import woven
+from perf_offcpu.perfdata.write.columns import merged_records
 
 
 class LateCopies:
@@ -91,7 +91,7 @@ class LateExits:
                 timed = np.flatnonzero(read_trailers(chunk, records.rows, events).time)
                 rows = records.rows[timed]
                 numbers = self._seen + np.searchsorted(exits, rows)
-                own = woven([(rows, chunk.take(rows))])
+                own = merged_records([(rows, chunk.take(rows))])
                 tids = records.own["tid"][timed].view(np.int32)
                 self._exits.append((numbers, tids, records.time_ns[timed], own))
         self._seen += len(exits)
@@ -148,7 +148,7 @@ class LateExits:
 
 def _with_times(chunk: Chunk, times: I64, events: Events) -> Chunk:
     """Return a copy of EXIT records with `times` (ns) in their bodies and trailers."""
-    chunk = woven([(np.arange(len(chunk)), chunk)])
+    chunk = merged_records([(np.arange(len(chunk)), chunk)])
     trailers = read_trailers(chunk, np.arange(len(chunk)), events)
     words = times.astype(f"{events.order}i8").view(np.uint8)
     in_trailer = chunk.starts + chunk.sizes - trailers.size

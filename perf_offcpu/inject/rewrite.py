@@ -40,7 +40,7 @@ from perf_offcpu.perfdata.compressed import CompressedWriter
 from perf_offcpu.perfdata.events import Events, EventSpec, record_times, with_written_miscs
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.scan import Chunk
-from perf_offcpu.perfdata.write.columns import bytes_of, woven
+from perf_offcpu.perfdata.write.columns import bytes_of, merged_records
 from perf_offcpu.perfdata.write.pipe import PipeWriter
 from perf_offcpu.perfdata.write.readable import readable_events, readable_records
 from perf_offcpu.perfdata.write.writer import FileWriter
@@ -122,7 +122,7 @@ class Survey:
                 self.exits.take_waits(chunk, rows, events.specs[number], events.order)
             untimed = rows[is_untimed(chunk, rows, events, number)]
             if len(untimed):
-                self.untimed.append(woven([(untimed, chunk.take(untimed))]))
+                self.untimed.append(merged_records([(untimed, chunk.take(untimed))]))
         self.deferred.add(decode_deferred(chunk, events, Losses()))
         self.late.note(chunk, events)
 
@@ -136,7 +136,7 @@ class TimedRecords:
     def __init__(self, parts: Iterable[tuple[I64, Chunk]], events: Events) -> None:
         self.events, filled = events, [part for part in parts if len(part[0])]
         self._times = np.sort(np.concatenate([np.empty(0, np.int64), *(times for times, _ in filled)]))
-        self._records = woven(filled) if filled else None
+        self._records = merged_records(filled) if filled else None
         self._done = self._highest = 0
 
     def inserted(self, chunk: Chunk) -> Chunk:
@@ -152,7 +152,7 @@ class TimedRecords:
             return chunk
         self._done += len(due)
         before = rounds[np.searchsorted(upto, due, side="right")]
-        return woven([(before, self._records.take(due)), (np.arange(len(chunk)), chunk)])
+        return merged_records([(before, self._records.take(due)), (np.arange(len(chunk)), chunk)])
 
     def rest(self) -> Chunk | None:
         """Return the records to append after the last chunk; None if there were none to insert at all."""

@@ -28,7 +28,7 @@ from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.recording import Samples
 from perf_offcpu.perfdata.events import NO_TIME, Events, EventSpec, sample_times
 from perf_offcpu.perfdata.scan import Chunk
-from perf_offcpu.perfdata.write.columns import Column, Pieces, pack_columns, sample_chunk, sample_sizes, woven
+from perf_offcpu.perfdata.write.columns import Column, Pieces, merged_records, pack_columns, sample_chunk, sample_sizes
 from perf_offcpu.perfdata.write.writer import RECORD_SIZE_MAX
 from perf_offcpu.structs import mutable
 
@@ -132,7 +132,7 @@ class SampleRewriter:
         self.done.copied += int(kept.sum())
         rows = np.flatnonzero(kept)
         own = chunk if len(rows) == len(chunk) else chunk.take(rows)
-        return woven([(rows, own), *placed]) if placed else own
+        return merged_records([(rows, own), *placed]) if placed else own
 
     def rewrite_all(self, chunk: Chunk) -> Iterator[tuple[I64, Chunk]]:
         """Rewrite all samples of a chunk; yield (times, int64[n] ns; n records) for each evsel."""

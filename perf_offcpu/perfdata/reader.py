@@ -97,7 +97,7 @@ class PerfDataReader(Closing):
             return None
 
     def chunks(self, *, with_compressed: bool = False) -> Iterator[Chunk]:
-        """Yield all records in file order, decompressed; `with_compressed`: and compressed ones before their
+        """Yield all records in file order, decompressed; `with_compressed`: compressed ones, too, before the
         content."""
         begin, end = self.head.data_offset, self.head.data_end
         if end is not None:

@@ -163,8 +163,8 @@ class _Code:
         return calls
 
     def names(self, frames: I64, calls: Sequence[_Call]) -> list[str | bytes]:
-        """Return for each frame frames[i] (location row) the name of the function that calls[i] calls; "" if the frame
-        may be in another function."""
+        """Return the name of the function called by calls[i] for frame frames[i] (location row); "" if it may be in
+        another."""
         names: list[str | bytes] = [""] * len(frames)
         dso_of_frame = self.dso[frames]
         for dso in distinct(dso_of_frame).tolist():
@@ -213,8 +213,7 @@ def _symbols_at(image: ElfImage, addresses: set[int], search: Search) -> dict[in
 
 
 def interpreter_part(image: ElfImage, cache: DiskCache | None) -> U64:
-    """Return uint64[2], start and end of the split-off part of CPython's interpreter; zeros: none. Errors:
-    `elf.image`."""
+    """Return uint64[2], start and end of the split-off part of CPython's interpreter, or zeros. Errors: `elf.image`."""
     name = cache_name(_KIND, image.build_id, image.source.identity)
     columns = cache.read(name) if cache else None
     if columns is not None and len(part := columns.get("part", _NONE).astype(np.uint64)) == 2:

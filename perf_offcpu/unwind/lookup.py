@@ -93,8 +93,7 @@ class Rules:
         return rules
 
     def sets_at(self, name: str, addresses: U64) -> I32:
-        """Return int32[n]: row in `words` of the rule set at each address of file `name`; -1 if `note_sets` lacks
-        it."""
+        """Return int32[n]: row in `words` of the rule set at each address of file `name`; -1 if none is noted."""
         starts, rows = self._sets.get(name, _NO_SETS)
         slot = np.searchsorted(starts, addresses)
         return np.where(starts[slot] == addresses, rows[slot], np.int32(-1))
@@ -283,8 +282,8 @@ class CfiLookup:
         return rules_row
 
     def entries(self, space: int, pc: int) -> tuple[int, frozenset[int]]:
-        """Return (dso of the code at `pc`, -1 for none; addresses in its file at which its function may begin): rows of
-        the table, among the _ENTRY_ROWS before `pc`, whose CFA is the stack pointer + 8, as at the begin of a
+        """Return (dso of the code at `pc`, -1 for none; addresses in its file at which its function may begin): of the
+        last _ENTRY_ROWS rows of the table up to `pc` those whose CFA is the stack pointer + 8, as at the begin of a
         function."""
         maps = self.recording.maps
         spaces, address = np.full(1, space, np.int32), np.full(1, pc, np.uint64)

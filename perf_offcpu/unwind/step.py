@@ -110,8 +110,8 @@ class Walk(WalkState):
 
     def _name_methods(self, live: I64, pc: U64, rows: I64) -> None:
         """Set `pc` in frames of HotSpot's interpreter (`rows`) to the address of the Method, which the frame holds
-        (`interpreter_frame_method_offset`), plus 1: a return address is looked up at the byte before it. A frame whose
-        method does not count in bpf/copies.h has no name, as other samples may have other methods in this copy."""
+        (`interpreter_frame_method_offset`), plus 1: a return address is looked up at the byte before it. Only Methods
+        by which bpf/copies.h tells copies apart are named: samples that share a copy may differ in others."""
         rows = rows[self.is_own[live[rows]] & ~self.exact[live[rows]]]  # the frame may be under construction
         trampolines, lanes = self.lookup.trampolines, live[rows]
         if trampolines is not None and len(rows):

@@ -94,7 +94,7 @@ class KnownStacks:
 
 class Unwinder:
     """Unwind snapshots (registers and stack copies) of one recording, by its maps and dsos. `own`: int64[k], snapshots
-    whose interpreted Java methods are those of all samples that share them."""
+    in which frames of interpreted Java methods are named: samples that share one have equal methods."""
 
     own: I64 = np.empty(0, np.int64)
 
@@ -136,7 +136,7 @@ def _count(unwound: Unwound, words: I64, stack_bytes: I64 | np.int64, counters: 
 
 
 def _own_snapshots(recording: Recording, rows: I64) -> I64:
-    """Return the snapshots of samples `rows` that no other sample shares, or only samples with equal Java methods."""
+    """Return the snapshots of samples `rows` that samples with other interpreted Java methods never share."""
     samples, maps = recording.samples, PerfMaps(recording, "")
     flags, snapshot, pid = samples.flags[rows], samples.snapshot[rows], samples.pid[rows]
     since_ns = np.full(len(rows), np.iinfo(np.int64).max)

@@ -205,8 +205,7 @@ def _rows(samples: Samples, kind: SwitchKind) -> Switches:
 def _states(prev_state: I64, print_fmt: str) -> tuple[I32, U8]:
     """Return (TASK_* bits, preempted) of the field prev_state of sched_switch. Since 4.14 that is not the kernel's own
     mask but made for the tracepoint (include/trace/events/sched.h: __trace_sched_switch_state()). The bit above all
-    states: the kernel itself was preempted. Without a state it was runnable, too: on its way to user space, or
-    yielding."""
+    states: the kernel itself was preempted. Without a state it was runnable: on its way to user space, or yielding."""
     flags = _PRINT_FLAG.findall(print_fmt) or _FLAGS_SINCE_4_14
     bits = {int(number, 0): _STATES.get(letter, 0) for number, letter in flags}
     in_kernel = prev_state & (2 * max(bits)) != 0

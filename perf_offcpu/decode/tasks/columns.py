@@ -50,8 +50,7 @@ class SideRecord(NamedTuple):
 
 @mutable
 class TaskRecords:
-    """Holds n records of one type in file order: fields that differ in most records as columns, the others once for all
-    records that have them alike."""
+    """Holds n records of one type in file order: fields that mostly differ as columns, others once for all alike."""
 
     kind: int  # their type
     rows: I64  # int64[n], rows of their chunk

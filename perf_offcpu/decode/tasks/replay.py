@@ -137,8 +137,8 @@ def _events(records: TaskRecords, contents: list[Note | None], numbers: I64) -> 
 
 
 def _map_events(records: TaskRecords, contents: list[Note | None], numbers: I64) -> MapEvents:
-    """Return the mappings of n records. `contents`: (row in dsos,) of each example; None: its records are left out.
-    `numbers`: int64[n]."""
+    """Return the mappings of n records. `contents`: (row in dsos,) of each example, None: skipped; `numbers`:
+    int64[n]."""
     dso = np.array([-1 if content is None else content[0] for content in contents], np.int32)
     kernel = np.array([_is_kernel(record.misc) for record in records.examples], np.bool_)
     kept = np.flatnonzero(dso[records.example] >= 0)

@@ -166,7 +166,7 @@ def _sample_writer(
     return _Writer(_SAMPLE_RECORD, header | dict(columns), count, order, shape, _ALIGNMENT)
 
 
-def woven(parts: Sequence[tuple[I64, Chunk]]) -> Chunk:
+def merged_records(parts: Sequence[tuple[I64, Chunk]]) -> Chunk:
     """Merge the records of several chunks into a new chunk. A part is (int64[n], chunk with n records): all records are
     sorted by these numbers; those of equal numbers are in the order of the parts."""
     columns = zip(*((place, chunk.types, chunk.miscs, chunk.sizes) for place, chunk in parts), strict=True)
@@ -197,5 +197,5 @@ def bytes_of(chunk: Chunk) -> memoryview:
     if not len(chunk):
         return memoryview(b"")
     if (chunk.starts[1:] != chunk.starts[:-1] + chunk.sizes[:-1]).any():
-        chunk = woven([(np.arange(len(chunk)), chunk)])
+        chunk = merged_records([(np.arange(len(chunk)), chunk)])
     return chunk.data.data[int(chunk.starts[0]) : int(chunk.starts[-1] + chunk.sizes[-1])]

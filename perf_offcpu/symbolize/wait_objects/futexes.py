@@ -87,8 +87,7 @@ def futex_names(
     options: SymbolizeOptions,
 ) -> dict[int, FutexName]:
     """Return row in the recording's objects → name, of its futexes. `profile`: of the recording. `objects`: row →
-    futex. `facts`: uint16[objects of the recording], ObjectFact. `row`: int32[samples], row of each sample's object; -1
-    none."""
+    futex. `facts`: uint16[objects of the recording], ObjectFact. `row`: int32[samples], object of each sample or -1."""
     rows = np.array(sorted(objects), np.int64)
     space, stack = _usual(rows, row, recording.samples.space), _usual(rows, row, profile.samples.stack)
     places = [objects[number].place for number in rows.tolist()]

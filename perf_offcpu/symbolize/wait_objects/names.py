@@ -295,7 +295,7 @@ def lock_name(lock: ObjectRow, taker: str) -> tuple[str, str, str]:
 
 
 def _by_userfaultfd(profile: Profile) -> Bool:
-    """Return bool[samples]: True for page faults that another thread resolves, maybe inside of a system call."""
+    """Return bool[samples]: True for page faults, also in system calls, that a thread resolves by userfaultfd."""
     leaf = np.append(profile.stacks.frame, -1).astype(np.int64)[profile.samples.stack]
     is_named = np.append(profile.frames.symbol.astype(np.int64) == profile.strings.find("handle_userfault"), False)
     return is_named[leaf]

@@ -92,7 +92,7 @@ def with_earlier_parts(recording: Recording, row: I32, stack: I32) -> I32:
 
 
 def users_of(recording: Recording, row: I32) -> dict[int, list[User]]:
-    """Return row of an object → processes that waited for it, most waits first. `row`: int32[samples]; -1 no object."""
+    """Return row of an object → processes that waited for it, most waits first. `row`: int32[samples], -1 none."""
     samples = recording.samples
     rows = np.flatnonzero(row >= 0)
     key = row[rows].astype(np.int64) << 32 | (samples.pid[rows].astype(np.int64) + 1)
@@ -108,8 +108,7 @@ def users_of(recording: Recording, row: I32) -> dict[int, list[User]]:
 
 def wakers_of(recording: Recording, row: I32) -> dict[tuple[int, int], int]:
     """Return (row of a pipe, pid of the sleeper) → pid of another process, which ended more than half of the waits.
-    Interrupts, and waits that are not over, do not count. `row`: int32[samples], row of each sample's object; -1
-    none."""
+    Interrupts, and waits that are not over, do not count. `row`: int32[samples], object of each sample or -1."""
     samples = recording.samples
     kinds = np.append(recording.objects.kind, np.uint16(ObjectKind.UNKNOWN))
     ended = (kinds[row] == ObjectKind.PIPE) & (samples.waker_pid > 0) & ~samples.has(_NO_WAKER)

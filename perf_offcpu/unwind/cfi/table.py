@@ -162,8 +162,8 @@ def _number_expressions(rules: I64, section: Section) -> tuple[I64, list[bytes]]
 
 
 def _set_numbers(rules: I64, sets: dict[bytes, int]) -> I32:
-    """Return int32[n]: the number of each of n rule sets (rows of `rules`). `sets`: bytes of a rule set → its number;
-    new sets are added."""
+    """Return int32[n]: number of each rule set in `rules`. `sets`: bytes of a rule set → its number; new ones are
+    added."""
     if not len(rules):
         return np.empty(0, np.int32)
     first, inverse = _unique(rules)
@@ -171,8 +171,7 @@ def _set_numbers(rules: I64, sets: dict[bytes, int]) -> I32:
 
 
 def _unique(rules: I64) -> tuple[I64, I64]:
-    """Return (first row of each distinct rule set, int64[n]: which of these each row equals), as np.unique(axis=0), but
-    in another order and faster."""
+    """Return (first row of each distinct rule set, int64[n]: which one each row equals): np.unique(axis=0), faster."""
     with np.errstate(over="ignore"):
         powers = np.multiply.accumulate(np.full(rules.shape[1], _HASH))
     hashes = np.empty(len(rules), np.uint64)

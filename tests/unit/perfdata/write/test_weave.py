@@ -26,7 +26,7 @@ from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.features import BuildId, build_id_body, event_desc_body
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.scan import Chunk, Scanner
-from perf_offcpu.perfdata.write.columns import bytes_of, sample_chunk, woven
+from perf_offcpu.perfdata.write.columns import bytes_of, merged_records, sample_chunk
 from perf_offcpu.perfdata.write.pipe import PipeWriter
 from perf_offcpu.perfdata.write.writer import frame_record
 
@@ -55,7 +55,7 @@ def test_records_stand_where_they_are_put(rows: Any) -> None:
     for record, (_, stays, _before) in zip(own, rows, strict=True):
         expected += [left.pop(0) for _ in _before]
         expected += [record] if stays else []
-    result = woven([*others, (kept, chunk.take(kept))])
+    result = merged_records([*others, (kept, chunk.take(kept))])
     assert bytes(bytes_of(result)) == b"".join(expected)
     assert [bytes(result.record(row)) for row in range(len(result))] == expected
     if expected:
@@ -80,7 +80,7 @@ def test_many_records_of_many_sizes() -> None:
     """Sizes that are hardly ever the same are moved word by word."""
     records = [frame_record(RecordType.COMM, 0, bytes([size % 256]) * 8 * size) for size in range(1, 300)]
     chunk = scanned(b"".join(records))
-    assert bytes(bytes_of(woven([(np.arange(len(chunk))[::-1], chunk)]))) == b"".join(reversed(records))
+    assert bytes(bytes_of(merged_records([(np.arange(len(chunk))[::-1], chunk)]))) == b"".join(reversed(records))
 
 
 def test_samples_as_a_chunk() -> None:
