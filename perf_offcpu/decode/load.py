@@ -43,7 +43,7 @@ _OTHERS = RECORD_LAYOUTS.keys() - SIDE_TYPES - SWITCH_RECORDS - {RecordType.CALL
 _KNOWN_TYPES = np.array([*RecordType], np.uint32)
 _LARGEST_BLOCK = (32 << 20) - (64 << 10)  # bytes, with malloc's header just below glibc's DEFAULT_MMAP_THRESHOLD_MAX
 
-_TIME_CLOCKS = (SoftwareConfig.CPU_CLOCK, SoftwareConfig.TASK_CLOCK)
+_CLOCKS = [(PerfType.SOFTWARE, config) for config in (SoftwareConfig.CPU_CLOCK, SoftwareConfig.TASK_CLOCK)]
 
 
 @mutable
@@ -129,7 +129,10 @@ def assemble(head: Head | PerfDataReader, batch: Batch, tasks: TaskReplay, accou
         head.counters.add(cause, count)
     tasks.replay()
     head.counters.add(losses.MAPS_FORGOTTEN, tasks.spaces.forgotten)
-    evsels = [_evsel_of(spec) for spec in head.events.specs]
+    evsels = [
+        Evsel(spec.name, spec.attr, "ns" if is_offcpu(spec) or (spec.attr.type, spec.attr.config) in _CLOCKS else "")
+        for spec in head.events.specs
+    ]
     samples = repair_ids(batch.samples, batch.from_upstream, tasks.tasks)
     samples = with_functions_on_cpu(samples)
     head.counters.add(losses.FOREIGN_IDS, count_foreign_ids(samples, tasks.tasks))
@@ -252,11 +255,6 @@ def recorded_arch(features: Features, specs: Sequence[EventSpec]) -> str:
     registers of its samples tell the machine."""
     masks = [spec.attr.sample_regs_user for spec in specs]
     return features.text(Feature.ARCH) or next(filter(None, map(arch_of_registers, masks)), "")
-
-
-def _evsel_of(spec: EventSpec) -> Evsel:
-    clock = spec.attr.type == PerfType.SOFTWARE and spec.attr.config in _TIME_CLOCKS
-    return Evsel(spec.name, spec.attr, "ns" if clock or is_offcpu(spec) else "")
 
 
 class GrowingFile:

@@ -8,7 +8,7 @@ import io
 import os
 import select
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any, BinaryIO, cast
 
@@ -128,12 +128,18 @@ def _spooled(stream: _Rejoined, opener: _Opener | None, name: str) -> Source:
         spool = stack.enter_context(tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY))
         try:
             raw = cast(BinaryIO, io.BufferedReader(stream))
-            for piece in _blocks(raw if opener is None else opener(raw)):
+            unpacked = raw if opener is None else opener(raw)
+            while True:
+                try:
+                    # One block at a time, so that the part before damage is kept.
+                    piece = unpacked.read1(_BLOCK) if hasattr(unpacked, "read1") else unpacked.read(_BLOCK)
+                except Exception:  # each library has errors of its own: zlib.error, LZMAError, ZstdError
+                    damaged, piece = True, b""
+                if not piece:
+                    break
                 spool.write(piece)
                 if spool.tell() > _IN_MEMORY + MAX_RATIO * stream.taken:
                     raise FormatError(name, "cannot be unpacked", f"it grows more than {MAX_RATIO}-fold")
-        except _Damage:
-            damaged = True
         except OSError as problem:
             where = f"{tempfile.gettempdir()}: cannot keep a copy of the input"
             raise RecordingError(f"{where}: {problem.strerror} (set TMPDIR)") from None
@@ -143,20 +149,3 @@ def _spooled(stream: _Rejoined, opener: _Opener | None, name: str) -> Source:
         spool.seek(0)
         stack.pop_all()
     return Source(cast(BinaryIO, spool), name, size, damaged)
-
-
-class _Damage(Exception):
-    """Raised if the rest of a packed file cannot be read."""
-
-
-def _blocks(stream: BinaryIO) -> Iterator[bytes]:
-    """Yield the content of a stream; raise _Damage if the rest cannot be read."""
-    while True:
-        try:
-            # One block at a time, so that the part before damage is kept.
-            piece = stream.read1(_BLOCK) if hasattr(stream, "read1") else stream.read(_BLOCK)
-        except Exception as problem:  # each library has errors of its own: zlib.error, LZMAError, ZstdError
-            raise _Damage from problem
-        if not piece:
-            return
-        yield piece

@@ -77,7 +77,8 @@ def name_by_calls(
     unnamed = (locations.cpumode == CpuMode.USER) & (names.symbol == 0) & ~skip
     values = chains.values.astype(np.int64)
     place = _places_with_callers(locations, unnamed, values, chains.offsets)
-    code = _Code(recording, locations, _used(len(locations), values[place], values[place + 1]), search)
+    used = np.flatnonzero(np.bincount(np.concatenate([values[place], values[place + 1]])))
+    code = _Code(recording, locations, used, search)
     place = place[(code.dso[values[place]] >= 0) & (code.dso[values[place + 1]] >= 0)]
     inner, outer = values[place], values[place + 1]
     symbols = _symbols(code, inner, outer, strings)
@@ -109,17 +110,9 @@ def _places_with_callers(locations: Locations, unnamed: Bool, values: I64, offse
     return with_caller
 
 
-def _used(count: int, *columns: I64) -> I64:
-    """Return the distinct row numbers (all below `count`) that any of `columns` holds, ascending."""
-    used = np.zeros(count, np.bool_)
-    for column in columns:
-        used[column] = True
-    return np.flatnonzero(used)
-
-
 def _symbols(code: "_Code", inner: I64, outer: I64, strings: Strings) -> I64:
     """Return int64[n]: string of the name of location inner[i] by the call before its caller outer[i]; 0 unknown."""
-    symbols, calls = np.zeros(len(inner), np.int64), code.calls(_used(len(code.dso), outer))
+    symbols, calls = np.zeros(len(inner), np.int64), code.calls(np.flatnonzero(np.bincount(outer)))
     has_call = np.zeros(len(code.dso), np.bool_)
     has_call[list(calls)] = True
     rows = np.flatnonzero(has_call[outer])

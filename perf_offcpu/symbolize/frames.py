@@ -13,7 +13,7 @@ from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.binary.columnar import offsets_of
 from perf_offcpu.model.callchains import Ragged, spread
-from perf_offcpu.model.columns import I32, I64, U8, U32, U64, Bool, Strings, Table, column, group
+from perf_offcpu.model.columns import I32, U8, U32, U64, Bool, Strings, Table, column, group
 from perf_offcpu.model.lookup import KERNEL_SPACE
 from perf_offcpu.model.profile import Frames
 from perf_offcpu.objects.symtab import SymbolTable
@@ -47,7 +47,7 @@ def find_locations(chains: Ragged, spaces: I32) -> tuple[Locations, Ragged]:
     frame = ~is_marker
     ip, mode, is_exact, is_cookie = words[frame], mode[frame], is_exact[frame], is_cookie[frame]
     space = np.where(mode == CpuMode.USER, spaces[chains.row_of_value()[frame]], KERNEL_SPACE)
-    first, inverse = _unique(space, ip, is_exact, is_cookie)
+    first, inverse = group(space, ip.view(np.int64), is_exact, is_cookie)
     locations = Locations(
         space[first].astype(np.int32),
         ip[first],
@@ -72,15 +72,6 @@ def _modes(chains: Ragged, is_marker: Bool) -> tuple[U8, Bool, Bool]:
         mode[marker == np.uint64(word)] = cpumode
     is_exact = index == np.where(has_marker, last_marker + 1, start)
     return mode, is_exact, marker == np.uint64(CallchainContext.USER_DEFERRED)
-
-
-def _unique(space: I32, ip: U64, is_exact: Bool, is_cookie: Bool) -> tuple[I64, I64]:
-    """Return (first, inverse) of the distinct (space, ip, is_exact, is_cookie), as np.unique does."""
-    _, rank = np.unique(ip, return_inverse=True)
-    key = ((space.astype(np.int64) + 1) << 34) | (rank.astype(np.int64) << 2)
-    key |= (is_exact.astype(np.int64) << 1) | is_cookie
-    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
-    return first, inverse
 
 
 class SymbolNames(Table):

@@ -160,12 +160,7 @@ def map_runs(maps: MapEvents, pids: I32, times: I64, numbers: I64) -> MapRuns:
     place[rows[by_start]] = np.arange(kept)
     sorted_maps = maps.take(rows[by_start])
     cuts = np.append(np.searchsorted(run, np.arange(len(oldest))), kept)
-    return MapRuns(sorted_maps, cuts, place[oldest], _sound(sorted_maps, run, len(oldest)))
-
-
-def _sound(maps: MapEvents, run: I64, runs: int) -> Bool:
-    ends = maps.start + maps.size
-    bad = (ends <= maps.start) | (maps.pid < 0)
-    bad[:-1] |= (run[1:] == run[:-1]) & (maps.start[1:] < ends[:-1])
-    sound: Bool = np.bincount(run[bad], minlength=runs) == 0
-    return sound
+    starts, ends = sorted_maps.start, sorted_maps.start + sorted_maps.size
+    is_bad = (ends <= starts) | (sorted_maps.pid < 0)
+    is_bad[:-1] |= (run[1:] == run[:-1]) & (starts[1:] < ends[:-1])
+    return MapRuns(sorted_maps, cuts, place[oldest], np.bincount(run[is_bad], minlength=len(oldest)) == 0)
