@@ -24,7 +24,7 @@ from perf_offcpu.binary.columnar import Rows, gather_rows, gather_u64, offsets_o
 from perf_offcpu.decode.batch import Batch
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged, unique_rows
-from perf_offcpu.model.columns import I32, I64, U64, Bool
+from perf_offcpu.model.columns import I32, I64, U64, Bool, group
 from perf_offcpu.model.recording import DeferredChains, Recording, SampleFlag, Samples
 from perf_offcpu.perfdata.events import Events, read_trailers
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
@@ -177,10 +177,9 @@ class DeferredMatcher:
         head = chain[rows]
         deferred = self.find(tid[rows], time_ns[rows], pending.cookie[head])
         user = np.append(self.deferred.callchain, np.int32(-1))[deferred]
-        # Each different pair of a callchain and a user part once.
-        pairs, row = np.unique(head.astype(np.int64) << 32 | (user + 1).astype(np.int64), return_inverse=True)
-        head, tail = pairs >> 32, (pairs & 0xFFFFFFFF) - 1
-        completed = join_parts(chains.take(head).cut(pending.kept[head]), self.chains.take(tail))
+        first, row = group(head, user)
+        head = head[first]
+        completed = join_parts(chains.take(head).cut(pending.kept[head]), self.chains.take(user[first]))
         return MergedChains(rows, deferred, completed, row.astype(np.int32))
 
     def find(self, tid: I32, time_ns: I64, cookie: U64) -> I32:

@@ -31,7 +31,7 @@ from perf_offcpu.cache import DiskCache, cache_name
 from perf_offcpu.errors import FormatError
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged
-from perf_offcpu.model.columns import I64, U64, Bool, Strings, distinct, is_among
+from perf_offcpu.model.columns import I64, U64, Bool, Strings, distinct, group, is_among
 from perf_offcpu.model.lookup import NO_MAP, find_mappings
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.objects.calls import calls_at, exported, is_signal_return
@@ -83,12 +83,10 @@ def name_by_calls(
     inner, outer = values[place], values[place + 1]
     symbols = _symbols(code, inner, outer, strings)
     place, inner, symbols = (column[symbols != 0] for column in (place, inner, symbols))
-    frames, frame_of = np.unique(inner << 32 | symbols, return_inverse=True)
-    rows = frames >> 32
-    called = names.take(rows).with_columns(
-        symbol=(frames & 0xFFFFFFFF).astype(np.uint32), is_called=np.ones(len(rows), np.bool_)
-    )
-    values[place] = len(locations) + frame_of
+    first, frame_of_place = group(inner, symbols)
+    rows, is_called = inner[first], np.ones(len(first), np.bool_)
+    called = names.take(rows).with_columns(symbol=symbols[first].astype(np.uint32), is_called=is_called)
+    values[place] = len(locations) + frame_of_place
     is_used = np.zeros(len(locations) + len(rows), np.bool_)
     is_used[values] = True
     unresolved.take_back(losses.NO_SYMBOL, int((~is_used[distinct(rows)]).sum()))
@@ -116,8 +114,8 @@ def _symbols(code: "_Code", inner: I64, outer: I64, strings: Strings) -> I64:
     has_call = np.zeros(len(code.dso), np.bool_)
     has_call[list(calls)] = True
     rows = np.flatnonzero(has_call[outer])
-    pairs, pair_of = np.unique(inner[rows] << 32 | outer[rows], return_inverse=True)
-    names = code.names(pairs >> 32, [calls[caller] for caller in (pairs & 0xFFFFFFFF).tolist()])
+    first, pair_of = group(inner[rows], outer[rows])
+    names = code.names(inner[rows[first]], [calls[caller] for caller in outer[rows[first]].tolist()])
     symbols[rows] = strings.intern_all(names)[pair_of]
     symbols[code.is_interpreter(inner)] = strings.intern(INTERPRETER)
     return symbols

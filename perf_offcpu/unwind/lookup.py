@@ -24,7 +24,7 @@ import numpy as np
 from perf_offcpu.abi.machine import Registers
 from perf_offcpu.cache import DiskCache
 from perf_offcpu.losses import LossCause
-from perf_offcpu.model.columns import I32, I64, U64, Bool, distinct
+from perf_offcpu.model.columns import I32, I64, U64, Bool, distinct, group
 from perf_offcpu.model.lookup import NO_MAP, find_mappings
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.objects.perf_map import PerfMaps
@@ -257,15 +257,8 @@ class CfiLookup:
         return rules_row
 
     def _look_up(self, spaces: I32, addresses: U64) -> I32:
-        order = np.lexsort((addresses, spaces))
-        space, address = spaces[order], addresses[order]
-        new = np.append(True, (space[1:] != space[:-1]) | (address[1:] != address[:-1]))
-        rules_row = np.empty(len(addresses), np.int32)
-        rules_row[order] = self._look_up_distinct(space[new], address[new])[np.cumsum(new) - 1]
-        return rules_row
-
-    def _look_up_distinct(self, spaces: I32, addresses: U64) -> I32:
-        maps = self.recording.maps
+        first, pair = group(spaces, addresses.view(np.int64))
+        spaces, addresses, maps = spaces[first], addresses[first], self.recording.maps
         rows = find_mappings(maps, self.recording.spaces, spaces, addresses)
         rules_row = np.full(len(addresses), OUTSIDE, np.int32)
         mapped = np.flatnonzero(rows != NO_MAP)
@@ -279,7 +272,7 @@ class CfiLookup:
             if self._files[dso] is None and self.trampolines is not None:
                 rules_row[places] = self.trampolines.rules_of(spaces[places], addresses[places], self.rules)
         self.rules.join()
-        return rules_row
+        return rules_row[pair]
 
     def entries(self, space: int, pc: int) -> tuple[int, frozenset[int]]:
         """Return (dso of the code at `pc`, -1 for none; addresses in its file at which its function may begin): of the

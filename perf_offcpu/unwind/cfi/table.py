@@ -20,6 +20,7 @@ from perf_offcpu.abi.machine import REGISTERS, Registers
 from perf_offcpu.cache import DiskCache
 from perf_offcpu.errors import FormatError
 from perf_offcpu.model import columns as model
+from perf_offcpu.model.callchains import Ragged, unique_rows
 from perf_offcpu.model.columns import I32, I64, distinct
 from perf_offcpu.objects.elf.image import ElfImage, open_elf
 from perf_offcpu.structs import mutable
@@ -30,8 +31,6 @@ NO_RULES: Final = -1
 MAX_CONTENT: Final = 1 << 27  # bytes of a section of call frame information; the largest browsers have some 20 MB
 MAX_ROWS: Final = 1 << 24
 MAX_EXPRESSIONS: Final = 1 << 12
-_HASH: Final = np.uint64(0x9E3779B97F4A7C15)
-_BLOCK: Final = 4096  # rows that are hashed at a time: in the cache of a CPU, four times as fast
 
 
 @mutable
@@ -164,29 +163,10 @@ def _number_expressions(rules: I64, section: Section) -> tuple[I64, list[bytes]]
 def _set_numbers(rules: I64, sets: dict[bytes, int]) -> I32:
     """Return int32[n]: number of each rule set in `rules`. `sets`: bytes of a rule set → its number; new ones are
     added."""
-    if not len(rules):
-        return np.empty(0, np.int32)
-    first, inverse = _unique(rules)
-    return np.array([sets.setdefault(rules[row].tobytes(), len(sets)) for row in first.tolist()], np.int32)[inverse]
-
-
-def _unique(rules: I64) -> tuple[I64, I64]:
-    """Return (first row of each distinct rule set, int64[n]: which one each row equals): np.unique(axis=0), faster."""
-    with np.errstate(over="ignore"):
-        powers = np.multiply.accumulate(np.full(rules.shape[1], _HASH))
-    hashes = np.empty(len(rules), np.uint64)
-    blocks = [slice(begin, begin + _BLOCK) for begin in range(0, len(rules), _BLOCK)]
-    for block in blocks:
-        words = rules[block].astype(np.uint64)
-        words ^= words >> np.uint64(29)
-        words *= powers
-        words ^= words >> np.uint64(32)
-        hashes[block] = words @ powers
-    _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
-    same = first[inverse.reshape(-1)]
-    if not all(np.array_equal(rules[same[block]], rules[block]) for block in blocks):
-        _, first, inverse = np.unique(rules, axis=0, return_index=True, return_inverse=True)
-    return first, inverse.reshape(-1)
+    offsets = np.arange(0, rules.size + 1, rules.shape[1])
+    unique, ids = unique_rows(Ragged(offsets, rules.reshape(-1).view(np.uint64)))
+    numbers = [sets.setdefault(unique.row(row).tobytes(), len(sets)) for row in range(len(unique))]
+    return np.array(numbers, np.int32)[ids]
 
 
 LOOKED_AT: Final = 512
