@@ -29,7 +29,7 @@ from perf_offcpu.analysis.holders import holders_of
 from perf_offcpu.analysis.selection.containers import container_of
 from perf_offcpu.analysis.selection.states import STATES, state_codes
 from perf_offcpu.model.callchains import frames_of
-from perf_offcpu.model.columns import I32, I64, distinct
+from perf_offcpu.model.columns import I32, I64, distinct, group
 from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import Evsel, Meta, SampleFlag
@@ -134,12 +134,13 @@ class _Printer:
         return where(self._has_stack[samples.evsel], narrow, wide)
 
     def _ids(self, samples: ProfileSamples) -> list[str]:
-        tids = samples.tid.astype(np.int64)
+        pid, tid = samples.pid, samples.tid
         if self._fields.shown >= {"pid", "tid"}:
-            pairs: I64 = (samples.pid.astype(np.int64) << 32) + tids - np.iinfo(np.int32).min
-            return format_distinct(pairs, _pid_and_tid)
-        ids = tids if self._fields.has("tid") else samples.pid
-        return format_distinct(ids, lambda number: f"{number:7} ")
+            first, pair_of_sample = group(pid, tid)
+            pairs = zip(pid[first].tolist(), tid[first].tolist(), strict=True)
+            texts = [f"{pid:7}/{tid:<7} " for pid, tid in pairs]
+            return [texts[pair] for pair in pair_of_sample.tolist()]
+        return format_distinct(tid if self._fields.has("tid") else pid, lambda number: f"{number:7} ")
 
     def _shows_frames(self, evsel: Evsel) -> bool:
         """Return True if frames are printed for an event: by default not for tracepoints if none has callchains."""
@@ -184,11 +185,6 @@ def _all_have_cpus(profile: Profile) -> bool:
     sampled = samples.evsel[samples.evsel >= 0]
     with_cpu = samples.evsel[(samples.evsel >= 0) & (samples.cpu >= 0)]
     return len(with_cpu) > 0 and np.array_equal(distinct(sampled), distinct(with_cpu))
-
-
-def _pid_and_tid(pair: int) -> str:
-    pid, tid = divmod(pair, 2**32)
-    return f"{pid:7}/{tid + np.iinfo(np.int32).min:<7} "
 
 
 _RULE = "# ========"

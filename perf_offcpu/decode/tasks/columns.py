@@ -20,7 +20,7 @@ from perf_offcpu.binary.columnar import Rows, gather_rows, native, read_columns
 from perf_offcpu.binary.layout import Layout
 from perf_offcpu.errors import LayoutError
 from perf_offcpu.losses import Losses
-from perf_offcpu.model.callchains import Ragged, unique_rows
+from perf_offcpu.model.callchains import Ragged, first_of_each, unique_rows
 from perf_offcpu.model.columns import I32, I64, U64, Bool, Table, column
 from perf_offcpu.perfdata.events import NO_TIME, Events, read_trailers
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
@@ -108,14 +108,11 @@ def _of_type(kind: int, chunk: Chunk, events: Events, counters: Losses) -> TaskR
 
 def _alike(chunk: Chunk, rows: I64, rest: Rows, ok: Bool) -> tuple[I64, list[int]]:
     """Group n records that agree in misc and in `rest`, their words after the own fields. Returns (int64[n]: group of
-    each record; the first record of each group)."""
+    each record, by first appearance; the first record of each group)."""
     same_rest = unique_rows(Ragged(*gather_rows(chunk.data, rest)))[1].astype(np.int64)
     keys = same_rest << 17 | chunk.miscs[rows].astype(np.int64) << 1 | ok
-    _, first, kinds = np.unique(keys, return_index=True, return_inverse=True)
-    # In the order of the file, in which names are numbered.
-    rank = np.empty(len(first), np.int64)
-    rank[np.argsort(first)] = np.arange(len(first))
-    return rank[kinds], np.sort(first).tolist()
+    first, numbers = first_of_each(keys.view(np.uint64))
+    return numbers.astype(np.int64), first.tolist()
 
 
 class MapEvents(Table):

@@ -24,7 +24,7 @@ import numpy as np
 from perf_offcpu.abi import elf
 from perf_offcpu.cache import cache_name
 from perf_offcpu.errors import FormatError
-from perf_offcpu.model.columns import I32, U16, U64, distinct
+from perf_offcpu.model.columns import I32, U16, U64, distinct, group
 from perf_offcpu.model.profile import ObjectFact, Profile
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.objects.elf.headers import Rows
@@ -137,9 +137,9 @@ def _usual(rows: np.ndarray[tuple[int], np.dtype[np.int64]], row: I32, values: I
     """Return int32[rows]: the most frequent of `values` (int32[samples]; -1 does not count) in the samples of each
     object in `rows`, sorted; -1 none. `row`: int32[samples], row of each sample's object; -1 none."""
     places = np.flatnonzero((row >= 0) & (values >= 0))
-    keys, counts = np.unique(row[places].astype(np.int64) << 32 | values[places], return_counts=True)
-    order = np.lexsort((counts, keys >> 32))
-    owner, value = (keys >> 32)[order], (keys & 0xFFFFFFFF)[order]
+    first, pair_of_sample = group(row[places], values[places])
+    first = first[np.lexsort((np.bincount(pair_of_sample), row[places[first]]))]
+    owner, value = row[places[first]], values[places[first]]
     last = np.searchsorted(owner, rows, side="right") - 1
     is_owner = (last >= 0) & (np.append(owner, -1)[last] == rows)
     return np.where(is_owner, np.append(value, -1)[last], -1).astype(np.int32)
