@@ -173,7 +173,7 @@ def _read(chunk: Chunk, rows: I64, events: Events, number: int, into: Trailers) 
 
 
 def sample_times(chunk: Chunk, rows: I64, evsel: I32, events: Events) -> U64:
-    """Return uint64[n]: TIME (ns) of SAMPLE records `rows` of events `evsel` (int32[n], -1 unknown); 0 without it."""
+    """Return uint64[n]: time (ns) of SAMPLE records `rows` of events `evsel` (int32[n], -1 unknown); 0 for none."""
     times = np.zeros(len(rows), np.uint64)
     for number in np.flatnonzero(np.bincount(evsel[evsel >= 0])).tolist():
         shape = events.specs[number].shape

@@ -97,8 +97,7 @@ class PerfDataReader(Closing):
             return None
 
     def chunks(self, *, with_compressed: bool = False) -> Iterator[Chunk]:
-        """Yield all records in file order, decompressed; `with_compressed`: compressed ones, too, before the
-        content."""
+        """Yield all records in file order, decompressed; `with_compressed`: compressed ones too, before the content."""
         begin, end = self.head.data_offset, self.head.data_end
         if end is not None:
             self.stream.seek(begin)
@@ -114,7 +113,7 @@ class PerfDataReader(Closing):
         yield from self._stream_chunks(self.stream, end - begin, begin, "", False)
 
     def _pieces(self, stream: BinaryIO, left: int | None, scanner: Scanner) -> Iterator[memoryview]:
-        """Yield `left` bytes of a stream (None: all) in blocks, each after what the scanner kept; count the missing."""
+        """Yield `left` bytes of `stream` (None: all) in blocks, each after the scanner's rest; count missing bytes."""
         while left is None or left > 0:
             rest = scanner.take_rest()
             # New memory each time: chunks are not copied out of it.
