@@ -6,6 +6,7 @@ Two producers write such samples. The magic of the extension marks this project'
 them when all tasks are known); sums carry a dummy time; a 33rd frame is the stale cgroup id of an
 earlier record; and the raw size includes padding, so only `nr` gives the number of frames."""
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -83,8 +84,7 @@ def retype(
             column[rows] = np.arange(len(rows)) + len(chains)
             setattr(result, name, column)
             chains = Ragged.concat([chains, words.take(rows)])
-    versions = payload.version[payload.is_other_version]
-    for version, count in zip(*(column.tolist() for column in np.unique(versions, return_counts=True)), strict=True):
+    for version, count in Counter(payload.version[payload.is_other_version].tolist()).items():
         counters.add(OTHER_PAYLOAD.about(f"payload of version {version}, not {abi.EXTENSION_VERSION}"), count)
     sound = payload.sound & (result.period >= 0) & ~payload.is_other_version
     counters.add(BAD_SAMPLE, int((columns.ok & ~payload.is_other_version & ~sound).sum()))

@@ -61,8 +61,7 @@ def write(profile: Profile, out: IO[str], options: TextOptions | None = None) ->
     choices = (options.fields.of_type.get(kind, options.fields) for kind in used)
     printers = [_Printer(profile, replace(options, fields=fields)) for fields in choices]
     of_event = np.array([used.index(kind if kind in used else "") for kind in kinds])
-    # Samples without a time stand first in a profile. perf takes their dummy for a late time and so prints
-    # them last.
+    # Samples without a time stand first in a profile. perf takes their dummy for a late time and so prints them last.
     order = np.argsort(profile.samples.time_ns < 0, kind="stable")
     for begin in range(0, len(order), _BLOCK):
         rows = order[begin : begin + _BLOCK]
