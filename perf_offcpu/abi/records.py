@@ -61,9 +61,7 @@ NAMESPACE = Layout("perf_ns_link_info", ("dev ino", U64))
 ID_INDEX_ENTRY = Layout("id_index_entry", ("id idx cpu tid", U64))
 THREAD_MAP_ENTRY = Layout("thread_map_entry", ("pid", U64), Field("comm", BYTE, count=16))
 STAT_CONFIG_ENTRY = Layout("perf_record_stat_config_entry", ("tag val", U64))
-BPF_METADATA_ENTRY = Layout(
-    "perf_record_bpf_metadata_entry", Field("key", BYTE, count=64), Field("value", BYTE, count=256)
-)
+METADATA_ENTRY = Layout("perf_record_bpf_metadata_entry", Field("key", BYTE, count=64), Field("value", BYTE, count=256))
 
 _ROWS: dict[RecordType, list[Field | Neighbours]] = {
     RecordType.MMAP: [("pid tid", U32), ("addr len pgoff", U64), ("filename", TEXT)],
@@ -155,7 +153,7 @@ _ROWS: dict[RecordType, list[Field | Neighbours]] = {
     RecordType.BPF_METADATA: [
         Field("prog_name", BYTE, count=512),
         ("nr_entries", U64),
-        Field("entries", BPF_METADATA_ENTRY, count="nr_entries"),
+        Field("entries", METADATA_ENTRY, count="nr_entries"),
     ],
 }
 

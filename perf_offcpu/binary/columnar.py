@@ -19,6 +19,8 @@ from perf_offcpu.binary.layout import U64, Field, Int, Layout, Order, Shape, Spe
 from perf_offcpu.structs import mutable
 
 BLOCK = 1 << 15  # items that are worked on at once: as many as fit a core's cache
+Bytes = NDArray[np.uint8]
+Words = NDArray[np.uint64]
 I64 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
 
@@ -31,21 +33,19 @@ class Rows:
     counts: I64  # int64[n], items in each record
     width: int  # bytes of one item
 
-    def take(self, rows: I64 | NDArray[np.bool_]) -> Self:
+    def take(self, rows: I64 | Bool) -> Self:
         """Return the array field of the records `rows` alone (row numbers, in this order, or a mask)."""
         return type(self)(self.starts[rows], self.counts[rows], self.width)
 
 
-def gather_fields(
-    data: NDArray[np.uint8], starts: I64, fields: Sequence[Field], order: Order
-) -> dict[str, NDArray[Any]]:
+def gather_fields(data: Bytes, starts: I64, fields: Sequence[Field], order: Order) -> dict[str, NDArray[Any]]:
     """Read adjacent integer `fields` at byte offsets `starts` (int64[n]); return name → array[n], native byte order."""
     kinds = np.dtype([(field.name, field.type.dtype(order)) for field in fields if isinstance(field.type, Int)])
     records = _windows(data, kinds.itemsize)[starts].view(kinds)
     return {field.name: records[field.name].astype(native(field.type)) for field in fields}
 
 
-def gather(data: NDArray[np.uint8], starts: I64, type_: Int, order: Order = "<") -> NDArray[Any]:
+def gather(data: Bytes, starts: I64, type_: Int, order: Order = "<") -> NDArray[Any]:
     """Read integers of `type_` at byte offsets `starts` (int64[n], any alignment) as array[n] in native byte order."""
     return _overlapping(data, type_.size, order)[starts].astype(native(type_), copy=False)
 
@@ -56,18 +56,18 @@ def native(type_: object) -> np.dtype[Any]:
     return np.dtype(f"{'i' if type_.signed else 'u'}{type_.size}")
 
 
-def gather_u64(data: NDArray[np.uint8], starts: I64, order: Order = "<") -> NDArray[np.uint64]:
+def gather_u64(data: Bytes, starts: I64, order: Order = "<") -> Words:
     """Return uint64[n]: the words at byte offsets `starts` (int64[n], any alignment)."""
-    words: NDArray[np.uint64] = gather(data, starts, U64, order)
+    words: Words = gather(data, starts, U64, order)
     return words
 
 
-def _overlapping(data: NDArray[np.uint8], size: int, order: Order) -> NDArray[Any]:
+def _overlapping(data: Bytes, size: int, order: Order) -> NDArray[Any]:
     """Return a view of the buffer in which element i is the unsigned integer that begins at byte i."""
     return np.ndarray((max(0, len(data) - size + 1),), f"{order}u{size}", data, strides=(1,))
 
 
-def _windows(data: NDArray[np.uint8], size: int, step: int = 1) -> NDArray[np.void]:
+def _windows(data: Bytes, size: int, step: int = 1) -> NDArray[np.void]:
     """Return a view of the buffer in which element i is the `size` bytes that begin at byte `i * step`. Taking such
     elements copies each as a whole: several times faster than taking its words one by one."""
     return np.ndarray((max(0, (len(data) - size) // step + 1),), f"V{size}", data, strides=(step,))
@@ -86,7 +86,7 @@ def row_blocks(offsets: I64) -> Iterator[tuple[int, int]]:
     return itertools.pairwise(sorted({0, *cuts.tolist(), len(offsets) - 1}))
 
 
-def gather_rows(data: NDArray[np.uint8], rows: Rows, order: Order = "<") -> tuple[I64, NDArray[np.uint64]]:
+def gather_rows(data: Bytes, rows: Rows, order: Order = "<") -> tuple[I64, Words]:
     """Copy all u64 items of an array field (nested layouts of u64 included). Returns (offsets int64[n + 1], values
     uint64[offsets[n]]): record i has `values[offsets[i]:offsets[i + 1]]`."""
     counts = rows.counts if rows.width == 8 else rows.counts * (rows.width // 8)
@@ -143,14 +143,12 @@ def row_groups(offsets: I64) -> Iterator[tuple[int, I64 | slice]] | None:
     return groups()
 
 
-def rows_of(values: NDArray[np.uint64], starts: I64, length: int) -> NDArray[np.uint64]:
+def rows_of(values: Words, starts: I64, length: int) -> Words:
     """Return uint64[n, length]: row i holds the `length` words of `values` that begin at index starts[i] (int64[n])."""
     return _windows(values.view(np.uint8), 8 * length, step=8)[starts].view(np.uint64).reshape(-1, length)
 
 
-def _gather_by_word(
-    data: NDArray[np.uint8], starts: I64, counts: I64, offsets: I64, order: Order
-) -> NDArray[np.uint64]:
+def _gather_by_word(data: Bytes, starts: I64, counts: I64, offsets: I64, order: Order) -> Words:
     """Return uint64[offsets[-1]], as `gather_rows` does, for rows of many different lengths: word by word."""
     shift, words = starts - 8 * offsets[:-1], _overlapping(data, 8, order)
     values = np.empty(offsets[-1], np.uint64)
@@ -160,14 +158,14 @@ def _gather_by_word(
     return values
 
 
-def gather_bytes(data: NDArray[np.uint8], rows: Rows) -> tuple[I64, NDArray[np.uint8]]:
+def gather_bytes(data: Bytes, rows: Rows) -> tuple[I64, Bytes]:
     """Copy all bytes of a BYTE array field; return (offsets int64[n + 1], values uint8[offsets[n]])."""
     offsets = offsets_of(rows.counts)
     byte = np.repeat(rows.starts - offsets[:-1], rows.counts) + np.arange(offsets[-1])
     return offsets, data[byte]
 
 
-def move_rows(target: NDArray[np.uint8], places: I64, source: NDArray[np.uint8], starts: I64, sizes: I64) -> None:
+def move_rows(target: Bytes, places: I64, source: Bytes, starts: I64, sizes: I64) -> None:
     """Copy n pieces of bytes: piece i has sizes[i] bytes, begins at byte starts[i] of `source` and goes to byte
     places[i] of `target` (all int64[n], any alignment). Pieces must not overlap in `target`."""
     lengths = _lengths(sizes)
@@ -178,7 +176,7 @@ def move_rows(target: NDArray[np.uint8], places: I64, source: NDArray[np.uint8],
         _move_by_item(target, places, source, starts, sizes)
 
 
-def _move_by_item(target: NDArray[np.uint8], places: I64, source: NDArray[np.uint8], starts: I64, sizes: I64) -> None:
+def _move_by_item(target: Bytes, places: I64, source: Bytes, starts: I64, sizes: I64) -> None:
     """Do as `move_rows` for many different sizes: copy items of the largest width (8, 4, 1) that divides all sizes."""
     width = next(width for width in (8, 4, 1) if not int(np.bitwise_or.reduce(sizes)) % width)
     counts = sizes // width
@@ -209,7 +207,7 @@ class Columns:
 
 
 def read_columns(
-    layout: Layout, data: NDArray[np.uint8], starts: I64, ends: I64, order: Order = "<", shape: Shape = None
+    layout: Layout, data: Bytes, starts: I64, ends: I64, order: Order = "<", shape: Shape = None
 ) -> Columns:
     """Read all fields of n records of one shape; `starts` and `ends` (int64[n]) bound each record in `data`. The layout
     may hold integers, integer arrays, nested layouts of fixed size, and BYTE arrays with a count."""
@@ -224,7 +222,7 @@ def read_columns(
 class _Columnar:
     """Read n records field by field: `at` is a cursor for each record (offset in `data`), and all advance together."""
 
-    def __init__(self, data: NDArray[np.uint8], starts: I64, ends: I64, order: Order, shape: Shape) -> None:
+    def __init__(self, data: Bytes, starts: I64, ends: I64, order: Order, shape: Shape) -> None:
         self.data, self.order, self.shape = data, order, shape
         self.at, self.limit = starts.astype(np.int64), ends
         self.columns = Columns(ok=np.ones(len(starts), np.bool_))

@@ -36,9 +36,7 @@ def read_objects(payload: bytes, order: Order) -> dict[int, ObjectRow]:
     if len(texts) != len(TEXTS) * len(rows) + 1 or not rows:
         raise LayoutError(f"wait objects: {len(texts)} texts of {len(rows)} objects")
     texts_of_row = (texts[begin : begin + len(TEXTS)] for begin in range(0, len(texts) - 1, len(TEXTS)))
-    return {
-        row["id"]: row | dict(zip(TEXTS, words, strict=True)) for row, words in zip(rows, texts_of_row, strict=True)
-    }
+    return {row["id"]: row | dict(zip(TEXTS, own, strict=True)) for row, own in zip(rows, texts_of_row, strict=True)}
 
 
 def object_table(objects: Mapping[int, ObjectRow], strings: Strings) -> WaitObjects:
@@ -64,11 +62,8 @@ _Reading = tuple[int, int, int, int, int]  # fields of EventLoop before its task
 
 def is_counters(spec: EventSpec) -> bool:
     """Return True if an evsel holds payloads of the recorder (`offcpu-counters`, `offcpu-task`), no measured events."""
-    kind = spec.attr.type, spec.attr.config
-    return spec.name in (layouts.EVENT_NAME, layouts.TASK_EVENT) and kind == (
-        PerfType.SOFTWARE,
-        SoftwareConfig.BPF_OUTPUT,
-    )
+    is_named = spec.name in (layouts.EVENT_NAME, layouts.TASK_EVENT)
+    return is_named and (spec.attr.type, spec.attr.config) == (PerfType.SOFTWARE, SoftwareConfig.BPF_OUTPUT)
 
 
 @mutable

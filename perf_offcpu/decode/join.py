@@ -81,9 +81,7 @@ def _host(parts: list[tuple[Recording, int, int]], clockid: int) -> Host:
     begins = [begin + delta for _, delta, begin in parts]
     # Tasks and maps that a later recording found at its begin are known from then on only.
     since = [begin - 1 if begin > min(begins) else 0 for begin in begins]
-    moved = [
-        _moved(recording, delta, start, clockid) for (recording, delta, _), start in zip(parts, since, strict=True)
-    ]
+    moved = [_moved(part, delta, start, clockid) for (part, delta, _), start in zip(parts, since, strict=True)]
     cpus = max(part.meta.nr_cpus or int(part.samples.cpu.max(initial=-1)) + 1 for part in moved)
     cpus = min(cpus, _MOST_CPUS)
     name = moved[0].meta.hostname or os.path.basename(moved[0].meta.source)

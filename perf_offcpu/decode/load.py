@@ -123,27 +123,26 @@ def note_tasks(chunk: Chunk, reader: PerfDataReader, tasks: TaskReplay) -> None:
 def assemble(head: Head | PerfDataReader, batch: Batch, tasks: TaskReplay, account: CollectorAccount) -> Recording:
     """Build the Recording from decoded samples (`batch`), side-band records (noted in `tasks`) and the recorder's
     account: ids and waits are completed, and each sample gets its comm and address space."""
+    counters = head.counters
     if losses.RECORDS_UNWRITTEN in account.counted:  # where compressed, the file ends within one of them
-        head.counters.pop(losses.FILE_CUT, None)
+        counters.pop(losses.FILE_CUT, None)
     for cause, count in account.counted.items():
-        head.counters.add(cause, count)
+        counters.add(cause, count)
     tasks.replay()
-    head.counters.add(losses.MAPS_FORGOTTEN, tasks.spaces.forgotten)
+    counters.add(losses.MAPS_FORGOTTEN, tasks.spaces.forgotten)
     evsels = [
         Evsel(spec.name, spec.attr, "ns" if is_offcpu(spec) or (spec.attr.type, spec.attr.config) in _CLOCKS else "")
         for spec in head.events.specs
     ]
     samples = repair_ids(batch.samples, batch.from_upstream, tasks.tasks)
     samples = with_functions_on_cpu(samples)
-    head.counters.add(losses.FOREIGN_IDS, count_foreign_ids(samples, tasks.tasks))
+    counters.add(losses.FOREIGN_IDS, count_foreign_ids(samples, tasks.tasks))
     if has_switches(batch.switches):
-        samples = with_waits(samples, batch.switches, tasks.tasks, evsels, head.counters, account)
+        samples = with_waits(samples, batch.switches, tasks.tasks, evsels, counters, account)
     # Stable: samples of one time stay in the order of the file; those without time come first.
     samples.reorder(np.argsort(samples.time_ns, kind="stable"))
     samples = tasks.attribute(samples)
-    samples, places = with_places(
-        samples, batch.callchains, account.codes, account.python, tasks.strings, head.counters
-    )
+    samples, places = with_places(samples, batch.callchains, account.codes, account.python, tasks.strings, counters)
     spaces, maps = tasks.spaces.tables()
     deferred = batch.deferred.take(np.argsort(batch.deferred.time_ns, kind="stable"))
     ids = {name: getattr(deferred, name) for name in ("time_ns", "pid", "tid")}
@@ -172,7 +171,7 @@ def assemble(head: Head | PerfDataReader, batch: Batch, tasks: TaskReplay, accou
         deferred=deferred.with_columns(comm=walked.comm, space=walked.space),
         cgroups=tasks.cgroups,
         paths=_paths(files),
-        losses=dict(head.counters),
+        losses=dict(counters),
         meta=meta,
     )
 

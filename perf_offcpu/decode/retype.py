@@ -20,7 +20,7 @@ from perf_offcpu.binary.layout import Layout, Order
 from perf_offcpu.decode.batch import Batch
 from perf_offcpu.losses import BAD_SAMPLE, OTHER_PAYLOAD, Losses
 from perf_offcpu.model.callchains import MIX, Ragged
-from perf_offcpu.model.columns import I32, I64, U64, Bool, distinct, is_among
+from perf_offcpu.model.columns import I32, I64, U8, U64, Bool, distinct, is_among
 from perf_offcpu.model.recording import SampleFlag, Samples, Tasks
 
 _FIXED_WORDS = 4  # pid and tid, time, nr, cgroup: a payload without frames
@@ -50,9 +50,7 @@ FLAGS_OF_LOST = (
 )
 
 
-def retype(
-    data: NDArray[np.uint8], columns: Columns, samples: Samples, order: Order, counters: Losses
-) -> tuple[Batch, Bool]:
+def retype(data: U8, columns: Columns, samples: Samples, order: Order, counters: Losses) -> tuple[Batch, Bool]:
     """Re-type n raw samples of one evsel. `columns`: their fields. `samples`: the same n samples, of which time, evsel,
     cpu and flags are taken. Returns (batch, sound): the off-cpu samples, and bool[n], False where the payload is
     malformed or of a version that this module does not read. Such samples are counted if they are `ok` in `columns`."""
@@ -94,7 +92,7 @@ def retype(
 class Payload:
     """Reads the fields of n raw `offcpu-time` payloads, each only where it lies inside its sample."""
 
-    def __init__(self, data: NDArray[np.uint8], columns: Columns, order: Order) -> None:
+    def __init__(self, data: U8, columns: Columns, order: Order) -> None:
         raw = columns.arrays["raw"]
         self.data, self.order, self.at = data, order, raw.starts
         self.words, self.end = raw.counts // 8, raw.starts + raw.counts
@@ -188,7 +186,7 @@ def _fill_in_cookies(chains: Ragged, own: Ragged) -> None:
     chains.values[last[open_ends]] = own.values[own_last[open_ends]]
 
 
-def _leaf(chains: Ragged) -> tuple[U64, NDArray[np.uint8]]:
+def _leaf(chains: Ragged) -> tuple[U64, U8]:
     """Return (uint64[n], uint8[n]): the first address of each callchain, and the cpumode of the marker before it."""
     starts, lengths = chains.offsets[:-1], chains.lengths
     marker, ip = np.zeros((2, len(chains)), np.uint64)

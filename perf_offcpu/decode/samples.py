@@ -79,7 +79,7 @@ class SampleDecoder:
             if is_counters(events.specs[number]):
                 _take_account(chunk, columns, self.account, events.order, self.counters)
                 continue
-            sound, part = self._decode_evsel(chunk, rows, columns, events, number)
+            sound, part = self._of_evsel(chunk, rows, columns, events, number)
             if switches is not None:
                 part.switches = switches.of_samples(chunk.data, columns, sound, part.samples, events, number)
             if not sound.all():
@@ -92,9 +92,7 @@ class SampleDecoder:
             parts.append(Batch(switches=switches.of_records(chunk, events)))
         return rows_of_parts, parts
 
-    def _decode_evsel(
-        self, chunk: Chunk, rows: I64, columns: Columns, events: Events, number: int
-    ) -> tuple[Bool, Batch]:
+    def _of_evsel(self, chunk: Chunk, rows: I64, columns: Columns, events: Events, number: int) -> tuple[Bool, Batch]:
         """Decode n samples (`rows` of the chunk, their fields `columns`) of evsel `number`. Returns (bool[n]: False for
         a damaged sample; batch of all n samples, in this order)."""
         spec, order = events.specs[number], events.order

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import BinaryIO, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perf_offcpu import losses
 from perf_offcpu.abi.machine import ABI_64
@@ -25,7 +24,7 @@ from perf_offcpu.binary.layout import Order
 from perf_offcpu.decode.retype import Payload
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged, Snapshots, StackWords
-from perf_offcpu.model.columns import I32, I64, U64, Bool
+from perf_offcpu.model.columns import I32, I64, U8, U64, Bool
 from perf_offcpu.model.growing import GrowingArray
 from perf_offcpu.perfdata.scan import Chunk
 
@@ -60,7 +59,7 @@ class OpenFile:
     def __del__(self) -> None:
         os.close(self.descriptor)
 
-    def read_into(self, room: NDArray[np.uint8], offset: int) -> int:
+    def read_into(self, room: U8, offset: int) -> int:
         """Fill `room` with the file's bytes from `offset` on; return the number read: fewer at its end or on errors."""
         done = 0
         with contextlib.suppress(OSError):
@@ -290,7 +289,7 @@ class CallerRows:
         return result
 
 
-def callers_of(data: NDArray[np.uint8], columns: Columns, order: Order) -> U64:
+def callers_of(data: U8, columns: Columns, order: Order) -> U64:
     """Return uint64[n]: `caller`, the number of the user stack, of off-cpu samples of one evsel; 0 for none."""
     if "raw" not in columns.arrays or "stack_user" not in columns.arrays:
         return np.zeros(len(columns.ok), np.uint64)

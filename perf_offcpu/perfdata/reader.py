@@ -137,20 +137,18 @@ class PerfDataReader(Closing):
     ) -> Iterator[Chunk]:
         scanner = Scanner(self.order, self.counters, offset, origin)
         inner = Scanner(self.order, self.counters, origin=f"{origin} zstd".strip())
-        decompressor, bytes_before = Decompressor(self.counters), 0
+        zstd, bytes_before = Decompressor(self.counters), 0
         for piece in self._pieces(stream, left, scanner):
             for chunk in scanner.feed(piece):
                 if self.head.is_pipe and len(scanner.tracing_data) > bytes_before:  # it precedes its samples
                     bytes_before = len(scanner.tracing_data)
                     self.features.bodies[Feature.TRACING_DATA] = bytes(scanner.tracing_data)
-                for part in self._expanded(chunk, inner, decompressor, with_compressed):
+                for part in self._expanded(chunk, inner, zstd, with_compressed):
                     yield without_leaked_flags(part, self.events)
         scanner.finish()
         inner.finish()
 
-    def _expanded(
-        self, chunk: Chunk, inner: Scanner, decompressor: Decompressor, with_compressed: bool
-    ) -> Iterator[Chunk]:
+    def _expanded(self, chunk: Chunk, inner: Scanner, zstd: Decompressor, with_compressed: bool) -> Iterator[Chunk]:
         """Yield the chunk with compressed records replaced by their content; read header records."""
         if self._pipe_head:
             self._pipe_head.take(chunk)
@@ -168,7 +166,7 @@ class PerfDataReader(Closing):
                 yield alike
             if is_compressed[begin]:
                 records = ((int(alike.types[row]), bytes(alike.record(row))) for row in range(len(alike)))
-                for piece in decompressor.feed(records, self.order):
+                for piece in zstd.feed(records, self.order):
                     if piece is None:
                         inner.resume()
                     else:

@@ -149,9 +149,7 @@ def _read(cursor: _Cursor, formats: dict[int, TracepointFormat]) -> None:
                 formats.setdefault(format_read.id, format_read)
 
 
-def tracing_data_body(
-    headers: tuple[bytes, bytes], systems: Mapping[bytes, Sequence[bytes]], order: Order = "<"
-) -> bytes:
+def tracing_data_body(headers: tuple[bytes, bytes], systems: Mapping[bytes, Sequence[bytes]], order: Order) -> bytes:
     """Return the body of TRACING_DATA for a machine with 8-byte longs. `headers`: contents of events/header_page and
     events/header_event in tracefs. `systems`: name of a system → contents of its tracepoints' `format` files."""
     machine = {"big_endian": int(order == ">"), "long_size": 8, "page_size": mmap.PAGESIZE}

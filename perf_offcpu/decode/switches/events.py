@@ -13,7 +13,6 @@ import re
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perf_offcpu import losses
 from perf_offcpu.abi.attr import AttrFlag, PerfType, SoftwareConfig
@@ -83,9 +82,8 @@ _FLAGS_SINCE_4_14 = [(str(1 << bit), letter) for bit, letter in enumerate("SDTtX
 
 def may_hold_switches(events: Events) -> bool:
     """Return True if a recording of these events may hold switches; a cheap test before decoding."""
-    return any(
-        spec.attr.type == PerfType.TRACEPOINT or spec.attr.flags & AttrFlag.CONTEXT_SWITCH for spec in events.specs
-    )
+    attrs = (spec.attr for spec in events.specs)
+    return any(attr.type == PerfType.TRACEPOINT or attr.flags & AttrFlag.CONTEXT_SWITCH for attr in attrs)
 
 
 def _kind_of(spec: EventSpec) -> tuple[int, int]:
@@ -104,7 +102,7 @@ class SwitchDecoder:
         self._first: dict[tuple[int, int], int] = {}
 
     def of_samples(
-        self, data: NDArray[np.uint8], columns: Columns, ok: Bool, samples: Samples, events: Events, number: int
+        self, data: U8, columns: Columns, ok: Bool, samples: Samples, events: Events, number: int
     ) -> Switches:
         """Return the switches in n samples (fields `columns`) of evsel `number` where `ok` (bool[n]): none if its event
         is no switch or wake-up, or an earlier evsel has the same event."""
@@ -175,9 +173,7 @@ class SwitchDecoder:
 class _Raw:
     """Reads fields from the raw data of n samples of one tracepoint, by its format."""
 
-    def __init__(
-        self, data: NDArray[np.uint8], raw: Rows, ok: Bool, tracepoint: TracepointFormat, order: Order
-    ) -> None:
+    def __init__(self, data: U8, raw: Rows, ok: Bool, tracepoint: TracepointFormat, order: Order) -> None:
         self.data, self.raw, self.tracepoint, self.order = data, raw, tracepoint, order
         self.was_ok, self.ok = ok, ok.copy()
 

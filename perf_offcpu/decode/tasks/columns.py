@@ -141,9 +141,8 @@ def map_runs(maps: MapEvents, pids: I32, times: I64, numbers: I64) -> MapRuns:
     """Sort mappings (given in any order) into runs, each up to the next fork or exec of its process. `pids`, `times`
     (ns), `numbers` (as in MapEvents): of n forks and execs."""
     kept = len(maps)
-    pid, time, number = (
-        np.concatenate(pair) for pair in ((maps.pid, pids), (maps.time_ns, times), (maps.number, numbers))
-    )
+    pairs = (maps.pid, pids), (maps.time_ns, times), (maps.number, numbers)
+    pid, time, number = (np.concatenate(pair) for pair in pairs)
     order = np.lexsort((number, time, pid))
     is_map, owner = order < kept, pid[order]
     begins = np.append(True, (owner[1:] != owner[:-1]) | ~is_map[:-1])[: len(order)] | ~is_map

@@ -32,18 +32,19 @@ class Pieces(NamedTuple):
 
 
 Column = ArrayLike | Ragged | Pieces
+Columns = Mapping[str, Column]
 _SAMPLE_RECORD = Layout("PERF_RECORD_SAMPLE", *RECORD_HEADER.fields, *SAMPLE.fields, source=SAMPLE.source)
 _ALIGNMENT = 8
 _ROOM = 8  # bytes that the data of any chunk has at least
 
 
-def sample_sizes(shape: SampleShape, columns: Mapping[str, Column], count: int) -> I64:
+def sample_sizes(shape: SampleShape, columns: Columns, count: int) -> I64:
     """Return int64[count]: the bytes of each record that `sample_records` would write."""
     return np.diff(_sample_writer(shape, 0, columns, count, "<").offsets)
 
 
 def sample_records(
-    shape: SampleShape, misc: Column, columns: Mapping[str, Column], count: int, order: Order = "<"
+    shape: SampleShape, misc: Column, columns: Columns, count: int, order: Order = "<"
 ) -> tuple[I64, U8]:
     """Write `count` SAMPLE records, back to back; return (offsets int64[count + 1], bytes). `columns`: field of
     `abi.sample.SAMPLE` → array of `count` values or one value for all; for array fields `Ragged` or `Pieces`, whose
@@ -57,15 +58,13 @@ def sample_records(
     return writer.offsets, writer.written()
 
 
-def pack_samples(
-    shape: SampleShape, misc: Column, columns: Mapping[str, Column], count: int, order: Order = "<"
-) -> bytes:
+def pack_samples(shape: SampleShape, misc: Column, columns: Columns, count: int, order: Order = "<") -> bytes:
     """Return the bytes of `sample_records`."""
     return sample_records(shape, misc, columns, count, order)[1].tobytes()
 
 
 def pack_columns(
-    layout: Layout, columns: Mapping[str, Column], count: int, order: Order = "<", shape: Shape = None
+    layout: Layout, columns: Columns, count: int, order: Order = "<", shape: Shape = None
 ) -> tuple[I64, U8]:
     """Write `count` structures, back to back; return (offsets int64[count + 1], bytes). The layout has integers, and
     arrays of items of fixed size whose count is an earlier field; `columns` are as for `sample_records`. Raises
@@ -79,7 +78,7 @@ class _Writer:
     that `written` returns, multiples of `alignment`."""
 
     def __init__(
-        self, layout: Layout, columns: Mapping[str, Column], count: int, order: Order, shape: Shape, alignment: int = 1
+        self, layout: Layout, columns: Columns, count: int, order: Order, shape: Shape, alignment: int = 1
     ) -> None:
         self.name, self.order, self.count, self.shape = layout.name, order, count, shape
         self.fields = layout.active(shape)
@@ -159,9 +158,7 @@ class _Writer:
         return field.type.dtype(self.order)
 
 
-def _sample_writer(
-    shape: SampleShape, misc: Column, columns: Mapping[str, Column], count: int, order: Order
-) -> _Writer:
+def _sample_writer(shape: SampleShape, misc: Column, columns: Columns, count: int, order: Order) -> _Writer:
     header: dict[str, Column] = {"type": int(RecordType.SAMPLE), "misc": misc, "size": 0}
     return _Writer(_SAMPLE_RECORD, header | dict(columns), count, order, shape, _ALIGNMENT)
 
@@ -182,9 +179,7 @@ def merged_records(parts: Sequence[tuple[I64, Chunk]]) -> Chunk:
     return Chunk(data, offsets[:-1], types[order], miscs[order], sizes[order], file_offset=0)
 
 
-def sample_chunk(
-    shape: SampleShape, miscs: NDArray[np.uint16], columns: Mapping[str, Column], count: int, order: Order
-) -> Chunk:
+def sample_chunk(shape: SampleShape, miscs: NDArray[np.uint16], columns: Columns, count: int, order: Order) -> Chunk:
     """Return a chunk of the records that `sample_records` writes."""
     offsets, data = sample_records(shape, miscs, columns, count, order)
     types = np.full(count, RecordType.SAMPLE, np.uint32)

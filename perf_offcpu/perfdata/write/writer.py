@@ -146,19 +146,17 @@ def whole_records(pieces: Sequence[Buffer], limit: int, order: Order) -> tuple[i
     return offset, records
 
 
-def pack_record(
-    record_type: int, misc: int, values: Mapping[str, Any], trailer: bytes = b"", order: Order = "<"
-) -> bytes:
+def pack_record(kind: int, misc: int, values: Mapping[str, Any], trailer: bytes = b"", order: Order = "<") -> bytes:
     """Return a record from the fields of its layout in `abi.records`, by name. Kernel records other than SAMPLE have a
     `trailer` as long as the first event's, all zero in records that describe the state before the recording (id: the
     first event's; no time). Raises LayoutError if values do not fit the layout, or the record would be too large."""
-    return frame_record(record_type, misc, RECORD_LAYOUTS[record_type].pack(values, order, misc) + trailer, order)
+    return frame_record(kind, misc, RECORD_LAYOUTS[kind].pack(values, order, misc) + trailer, order)
 
 
-def frame_record(record_type: int, misc: int, payload: bytes, order: Order = "<") -> bytes:
+def frame_record(kind: int, misc: int, payload: bytes, order: Order = "<") -> bytes:
     """Return a record, zero-padded to the multiple of 8 that perf demands; raise LayoutError if it is too large."""
     size = _RECORD_HEADER_SIZE + len(payload) + padding(len(payload))
     if size > RECORD_SIZE_MAX:
-        raise LayoutError(f"record of type {record_type}: {size} bytes, at most {RECORD_SIZE_MAX}")
-    header = RECORD_HEADER.pack({"type": record_type, "misc": misc, "size": size}, order)
+        raise LayoutError(f"record of type {kind}: {size} bytes, at most {RECORD_SIZE_MAX}")
+    header = RECORD_HEADER.pack({"type": kind, "misc": misc, "size": size}, order)
     return header + payload + bytes(padding(len(payload)))

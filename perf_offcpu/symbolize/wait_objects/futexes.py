@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from perf_offcpu.abi import elf
+from perf_offcpu.abi.elf import SectionType
 from perf_offcpu.cache import cache_name
 from perf_offcpu.errors import FormatError
 from perf_offcpu.model.columns import I32, U16, U64, distinct, group
@@ -182,7 +182,7 @@ def variables_of(image: ElfImage, search: Search) -> SymbolTable:
     """Return the variables of an open file, or of its debug file, by virtual address in the file. Raises OSError: it
     cannot be read; FormatError: a symbol table is damaged."""
     with ExitStack() as stack:
-        has_own = image.section_of_type(elf.SectionType.SYMTAB) is not None
+        has_own = image.section_of_type(SectionType.SYMTAB) is not None
         debug = None if has_own else open_debug(image, search, b".symtab", stack)
         identities = image.source.identity, debug.source.identity if debug else ()
         name = cache_name(KIND, image.build_id, *identities)
@@ -196,10 +196,7 @@ def variables_of(image: ElfImage, search: Search) -> SymbolTable:
 
 
 def _read_variables(image: ElfImage, full: ElfImage) -> SymbolTable:
-    tables = (
-        (full, full.section_of_type(elf.SectionType.SYMTAB)),
-        (image, image.section_of_type(elf.SectionType.DYNSYM)),
-    )
+    tables = (full, full.section_of_type(SectionType.SYMTAB)), (image, image.section_of_type(SectionType.DYNSYM))
     rows, strings = join(listed_symbols(elf_file, table) for elf_file, table in tables if table is not None)
     is_variable = (rows.code == 0) & (rows.rank < UNTYPED)
     return SymbolTable(rows.with_columns(code=is_variable.astype(rows.code.dtype)), strings)

@@ -74,9 +74,8 @@ def with_objects(profile: Profile, recording: Recording, options: SymbolizeOptio
     futexes = {number: thing for number, thing in object_of.items() if thing.kind == ObjectKind.FUTEX}
     ends = OtherEnds(recording, object_of, users, wakers_of(recording, row))
     facts = facts_by_words(recording, row)
-    takers = lock_takers(
-        profile, row, [number for number, thing in object_of.items() if thing.kind == ObjectKind.KERNEL_LOCK]
-    )
+    locks = [number for number, thing in object_of.items() if thing.kind == ObjectKind.KERNEL_LOCK]
+    takers = lock_takers(profile, row, locks)
     namer = _Namer(object_of, users, ends, futex_names(profile, recording, futexes, facts, row, options), takers)
     entries = list(zip(rows.tolist(), pids.tolist(), strict=True))
     named = [namer.name(*entry) for entry in entries]
@@ -98,10 +97,8 @@ def with_objects(profile: Profile, recording: Recording, options: SymbolizeOptio
         facts=facts[rows],
         **{column: getattr(table, column)[rows] for column in ("pid", "address", "peer_pid")},
     )
-    others = names[len(rows) :]
-    objects = Objects.concat(
-        [own, Objects.filled(len(bare), kind=[kind for _, kind, _ in bare], name=others, stable=others)]
-    )
+    others, kinds = names[len(rows) :], [kind for _, kind, _ in bare]
+    objects = Objects.concat([own, Objects.filled(len(bare), kind=kinds, name=others, stable=others)])
     of_entry = np.append(rows, np.full(len(bare), -1))
     objects.facts |= facts_by_enders(recording, entry_of_sample, of_entry, objects, strings)
     for number, (_, _, mask) in enumerate(bare, len(rows)):
@@ -130,11 +127,9 @@ def _without_object(recording: Recording, row: I32, is_wait: Bool) -> list[tuple
 def _apart(named: Sequence[_Named]) -> list[str]:
     """Return the text of each name, with its mark appended if an object with another mark has the same text."""
     marks: dict[str, set[str]] = {}
-    for thing in named:
-        marks.setdefault(thing.text, set()).add(thing.mark)
-    return [
-        f"{thing.text} {thing.mark}" if len(marks[thing.text]) > 1 and thing.mark else thing.text for thing in named
-    ]
+    for name in named:
+        marks.setdefault(name.text, set()).add(name.mark)
+    return [f"{name.text} {name.mark}" if len(marks[name.text]) > 1 and name.mark else name.text for name in named]
 
 
 class _Namer:
