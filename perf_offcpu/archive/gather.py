@@ -179,7 +179,7 @@ class SymbolSaver:
                 self.saved.missing[f"tmp/perf-{pid}.map"] = text.text
 
     def _save_kernel(self) -> None:
-        names = KernelNames(self.recording, self.recording.strings.copy(), self.options, Losses())
+        names = KernelNames(self.recording, self.recording.strings.copy(), self.options, Losses(), None)
         if not names.kallsyms_path:
             self.saved.missing[KERNEL_DSO] = "there are no symbols of the recorded kernel here"
             return

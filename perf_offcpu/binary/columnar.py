@@ -206,9 +206,7 @@ class Columns:
         return type(self)(self.ok[rows], scalars, arrays, self.ends[rows])
 
 
-def read_columns(
-    layout: Layout, data: Bytes, starts: I64, ends: I64, order: Order = "<", shape: Shape = None
-) -> Columns:
+def read_columns(layout: Layout, data: Bytes, starts: I64, ends: I64, order: Order, shape: Shape = None) -> Columns:
     """Read all fields of n records of one shape; `starts` and `ends` (int64[n]) bound each record in `data`. The layout
     may hold integers, integer arrays, nested layouts of fixed size, and BYTE arrays with a count."""
     reader = _Columnar(data, starts, ends, order, shape)

@@ -175,9 +175,8 @@ class Layout:
             if isinstance(field.count, str) and field.count != REST and field.name in full:
                 full.setdefault(field.count, len(full[field.name]))
         try:
-            return b"".join(
-                _pack_field(field, full, order, shape) for field in fields if field.where is None or full[field.where]
-            )
+            present = (field for field in fields if field.where is None or full[field.where])
+            return b"".join(_pack_field(field, full, order, shape) for field in present)
         except KeyError as missing:
             raise LayoutError(f"{self.name}: no value for field {missing}") from None
         except struct.error as problem:

@@ -130,12 +130,7 @@ def _is_same_boot(recording: Recording, other: Recording, walls: tuple[int | Non
 
 
 def _clock(
-    recordings: Sequence[Recording],
-    spans: list[_Span],
-    walls: list[int | None],
-    *,
-    one_host: bool,
-    options: JoinOptions,
+    recordings: Sequence[Recording], spans: list[_Span], walls: list[int | None], one_host: bool, options: JoinOptions
 ) -> tuple[int, list[int]]:
     """Return (clockid of all recordings after the move, ns to add to the times of each recording)."""
     clocks = [recording.meta.clockid for recording in recordings]

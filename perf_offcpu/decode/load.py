@@ -86,19 +86,15 @@ def read_recording(reader: PerfDataReader, *, switches: bool = True, snapshots: 
 
 
 def _collected(
-    chunks: Iterable[Chunk],
-    reader: PerfDataReader,
-    decoder: SampleDecoder,
-    collector: BatchCollector,
-    tasks: TaskReplay,
+    chunks: Iterable[Chunk], reader: PerfDataReader, decoder: SampleDecoder, batches: BatchCollector, tasks: TaskReplay
 ) -> Batch:
-    """Decode `chunks` into `collector` (samples) and `tasks` (side-band records); return all that `collector` has."""
+    """Decode `chunks` into `batches` (samples) and `tasks` (side-band records); return all that `batches` has."""
     for chunk in chunks:
         rows, parts = decoder.decode(chunk, reader.events)
-        collector.add_interleaved(parts, rows)
-        collector.add(decode_deferred(chunk, reader.events, reader.counters))
+        batches.add_interleaved(parts, rows)
+        batches.add(decode_deferred(chunk, reader.events, reader.counters))
         note_tasks(chunk, reader, tasks)
-    return collector.release()
+    return batches.release()
 
 
 def read_tasks(reader: PerfDataReader) -> tuple[TaskReplay, CollectorAccount]:
@@ -199,11 +195,8 @@ def _read_meta(
     clockids = (spec.attr.clockid for spec in events.specs if spec.attr.flags & AttrFlag.USE_CLOCKID)
     clock = features.values(Feature.CLOCK_DATA) or {}
     timed = samples.time_ns[samples.time_ns >= 0]
-    kernel = (
-        entry.build_id
-        for entry in files
-        if entry.cpumode == CpuMode.KERNEL and entry.filename.startswith(b"[kernel.kallsyms]")
-    )
+    images = (entry for entry in files if entry.cpumode == CpuMode.KERNEL)
+    kernel = (entry.build_id for entry in images if entry.filename.startswith(b"[kernel.kallsyms]"))
     return Meta(
         hostname=features.text(Feature.HOSTNAME),
         os_release=features.text(Feature.OSRELEASE),
@@ -230,9 +223,8 @@ def _read_meta(
 
 def _sampling(account: CollectorAccount, samples: Samples) -> Sampling:
     """Return periods, number and sums of waits that were sampled by length; all 0 if all waits were recorded."""
-    period_ns, stack_period_ns = (
-        account.notes.get(cause.name, (0, 0))[1] for cause in (losses.SAMPLING_PERIOD, losses.STACK_PERIOD)
-    )
+    causes = losses.SAMPLING_PERIOD, losses.STACK_PERIOD
+    period_ns, stack_period_ns = (account.notes.get(cause.name, (0, 0))[1] for cause in causes)
     if not period_ns:
         return Sampling(stack_period_ns=stack_period_ns)
     # Waits whose sample could not be sent were summed, or are counted as lost.

@@ -86,9 +86,8 @@ def with_places(
     python = samples.python.copy()
     python[rows] = stack[np.searchsorted(used, python[rows])]
     python[list(others)] = stack[len(used) :]
-    places = PythonPlaces(
-        caller.astype(np.int32), is_first > 0, name.astype(np.uint32), file.astype(np.uint32), line.astype(np.int32)
-    )
+    texts_of_place = name.astype(np.uint32), file.astype(np.uint32)
+    places = PythonPlaces(caller.astype(np.int32), is_first > 0, *texts_of_place, line.astype(np.int32))
     return samples.with_columns(python=python), places
 
 

@@ -246,11 +246,8 @@ class WaitTexts:
         of `samples` in the profile."""
         offcpu = samples.has(SampleFlag.OFFCPU)
         waits, rows = samples.take(offcpu), rows[offcpu]
-        columns = [
-            [f"{name}={text} " for text in self._column(name, waits, rows)]
-            for name in OWN_FIELDS
-            if name in self._shown
-        ]
+        names = [name for name in OWN_FIELDS if name in self._shown]
+        columns = [[f"{name}={text} " for text in self._column(name, waits, rows)] for name in names]
         texts = np.full(len(samples), "", object)
         texts[offcpu] = list(map("".join, zip(*columns, strict=True)))
         return texts.tolist()

@@ -68,10 +68,10 @@ class Named(NamedTuple):
 
 
 def name_by_calls(
-    recording: Recording, named: Named, skip: Bool, strings: Strings, search: Search, unresolved: Losses
+    recording: Recording, named: Named, skip: Bool, strings: Strings, search: Search, lost: Losses
 ) -> Named:
     """Name locations without a symbol by the calls that led to them. `skip`: bool[locations], locations that stay as
-    they are. `strings`: names are interned there. `unresolved`: locations that get a name in all callchains are not
+    they are. `strings`: names are interned there. `lost`: locations that get a name in all callchains are not
     counted there any more. Return `named` with one more location for each (location, function that was called)."""
     locations, names, chains = named
     unnamed = (locations.cpumode == CpuMode.USER) & (names.symbol == 0) & ~skip
@@ -89,7 +89,7 @@ def name_by_calls(
     values[place] = len(locations) + frame_of_place
     is_used = np.zeros(len(locations) + len(rows), np.bool_)
     is_used[values] = True
-    unresolved.take_back(losses.NO_SYMBOL, int((~is_used[distinct(rows)]).sum()))
+    lost.take_back(losses.NO_SYMBOL, int((~is_used[distinct(rows)]).sum()))
     return Named(
         Locations.concat([locations, locations.take(rows)]),
         SymbolNames.concat([names, called]),

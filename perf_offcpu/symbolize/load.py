@@ -89,11 +89,9 @@ def _moved(profile: Profile, number: int, first_cpu: int, prefix: str) -> Profil
 
 def _of_host(objects: Objects, strings: Strings, prefix: str) -> Objects:
     """Return wait objects with `prefix`, the name of their host, before their names: hosts share no objects."""
-    texts = {
-        name: strings.intern_all(f"{prefix}{strings[row]}" for row in getattr(objects, name).tolist())
-        for name in ("name", "stable")
-    }
-    return objects.with_columns(**texts)
+    texts = ([f"{prefix}{strings[row]}" for row in column.tolist()] for column in (objects.name, objects.stable))
+    name, stable = map(strings.intern_all, texts)
+    return objects.with_columns(name=name, stable=stable)
 
 
 def _joined(profiles: Sequence[Profile], nr_cpus: int) -> Profile:

@@ -40,18 +40,18 @@ def symbolize(recording: Recording, options: SymbolizeOptions | None = None) -> 
     options = options or SymbolizeOptions()
     strings = recording.strings.copy()
     samples, locations, rows, pair_of = locations_of(recording)
-    unresolved = Losses()
-    names, inlined = _name(recording, locations, strings, options, unresolved)
+    lost = Losses()
+    names, inlined = _name(recording, locations, strings, options, lost)
     has_inlined = np.bincount(inlined.location, minlength=len(locations)) > 0
     named = Named(locations, names, rows)
-    locations, names, rows = name_by_calls(recording, named, has_inlined, strings, options.search(), unresolved)
+    locations, names, rows = name_by_calls(recording, named, has_inlined, strings, options.search(), lost)
     if options.demangle:
         kept = options.cache.in_memory("readable names", dict[str, str]) if options.cache else {}
         _demangle(names, inlined, strings, kept)
     frames, frames_of_location = build_frames(names, inlined, locations, keep_ips=options.keep_ips)
     chains = expand(rows, frames_of_location)
     if len(recording.places):
-        frames, chains, pair_of = with_places(recording, frames, chains, pair_of, strings, unresolved)
+        frames, chains, pair_of = with_places(recording, frames, chains, pair_of, strings, lost)
     parent, frame, stack = build_stack_tree(chains)
     stack_of = np.append(stack, -1).astype(np.int32)[pair_of]
     waker_stack, none = stack_of[len(samples) :], np.broadcast_to(np.int32(-1), len(samples))
@@ -66,7 +66,7 @@ def symbolize(recording: Recording, options: SymbolizeOptions | None = None) -> 
         strings=strings,
         **{name: getattr(recording, name) for name in _UNCHANGED},
         build_ids=unambiguous((path, strings[build_id]) for path, build_id in paths if build_id),
-        losses={**recording.losses, **unresolved},
+        losses={**recording.losses, **lost},
     )
     return with_objects(profile, recording, options)
 
@@ -128,14 +128,14 @@ def _pairs(space: I32, callchain: I32) -> tuple[I64, I32, I32]:
 
 
 def _name(
-    recording: Recording, locations: Locations, strings: Strings, options: SymbolizeOptions, unresolved: Losses
+    recording: Recording, locations: Locations, strings: Strings, options: SymbolizeOptions, lost: Losses
 ) -> tuple[SymbolNames, InlinedFunctions]:
-    """Return (names of all locations, kernel and user; functions inlined there); count unnamed ones in `unresolved`."""
+    """Return (names of all locations, kernel and user; functions inlined there); count unnamed ones in `lost`."""
     names, inlined = SymbolNames.filled(len(locations)), [InlinedFunctions()]
 
     def line_names() -> LineNames | None:
         with_lines = options.inline or options.srcline
-        return LineNames(strings, options.search(), unresolved, inline=options.inline) if with_lines else None
+        return LineNames(strings, options.search(), lost, inline=options.inline) if with_lines else None
 
     def put(rows: I64, part: SymbolNames, lines: LineNames | None) -> None:
         for column in SymbolNames.columns:
@@ -145,13 +145,13 @@ def _name(
 
     kernel = np.flatnonzero(locations.cpumode == CpuMode.KERNEL)
     if len(kernel):
-        of_kernel = KernelNames(recording, strings, options, unresolved, lines := line_names())
+        of_kernel = KernelNames(recording, strings, options, lost, lines := line_names())
         put(kernel, of_kernel.name(locations.lookup[kernel]), lines)
     map_rows = find_mappings(recording.maps, recording.spaces, locations.space, locations.lookup)
-    of_user = UserNames(recording, strings, options, unresolved, lines := line_names())
+    of_user = UserNames(recording, strings, options, lost, lines := line_names())
     is_method = of_user.name_methods(locations, map_rows, names)
     user = (locations.cpumode == CpuMode.USER) & ~is_method
-    unresolved.add(losses.NOT_MAPPED, int((user & (map_rows == NO_MAP)).sum()))
+    lost.add(losses.NOT_MAPPED, int((user & (map_rows == NO_MAP)).sum()))
     mapped = np.flatnonzero(user & (map_rows != NO_MAP))
     if len(mapped):
         put(mapped, of_user.name(locations.lookup[mapped], map_rows[mapped]), lines)

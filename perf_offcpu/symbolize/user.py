@@ -21,18 +21,13 @@ from perf_offcpu.symbolize.options import SymbolizeOptions
 
 
 class UserNames:
-    """Names addresses in mappings of user space. `strings`: names are interned there. `unresolved`: addresses without a
+    """Names addresses in mappings of user space. `strings`: names are interned there. `lost`: addresses without a
     name are counted there. `lines`: adds source lines; None: no source lines."""
 
     def __init__(
-        self,
-        recording: Recording,
-        strings: Strings,
-        options: SymbolizeOptions,
-        unresolved: Losses,
-        lines: LineNames | None,
+        self, recording: Recording, strings: Strings, options: SymbolizeOptions, lost: Losses, lines: LineNames | None
     ) -> None:
-        self.recording, self.strings, self.unresolved = recording, strings, unresolved
+        self.recording, self.strings, self.lost = recording, strings, lost
         self.search, self.lines = options.search(), lines
         self._perf_maps = PerfMaps(recording, self.search.symfs, force=options.force)
 
@@ -69,14 +64,14 @@ class UserNames:
         try:
             elf = find_dso(self.recording, dso, self.search)
         except Refused as problem:
-            self.unresolved.add(problem.cause.about(path), len(rows))
+            self.lost.add(problem.cause.about(path), len(rows))
             return
         addresses = file_offset_to_vaddr(elf.loads, file_offsets)
         row = elf.symbols.lookup(addresses)
         names.address[rows] = addresses
         named = symbols_and_offsets(elf.symbols, row, addresses, self.strings)
         names.symbol[rows], names.offset[rows] = named
-        self.unresolved.add(losses.NO_SYMBOL, int((row < 0).sum()))
+        self.lost.add(losses.NO_SYMBOL, int((row < 0).sum()))
         if self.lines is not None:
             self.lines.add(elf, addresses, rows, names, path)
 
@@ -86,7 +81,7 @@ class UserNames:
         for pid in distinct(pids).tolist():
             table, own_rows = self._perf_maps.of(pid), rows[pids == pid]
             if isinstance(table, LossCause):
-                self.unresolved.add(table, len(own_rows))
+                self.lost.add(table, len(own_rows))
             else:
                 self._by_perf_map(f"/tmp/perf-{pid}.map", table, own_rows, names)
 
@@ -101,4 +96,4 @@ class UserNames:
             names.file[places], names.line[places] = self.strings.intern(function.file), function.line
         hit = table_row >= 0
         names.offset[rows[hit]] = addresses[hit] - table.start[table_row[hit]]
-        self.unresolved.add(losses.PERF_MAP_LACKS.about(path), int((~hit).sum()))
+        self.lost.add(losses.PERF_MAP_LACKS.about(path), int((~hit).sum()))

@@ -211,9 +211,8 @@ def _finished(recording: Recording, samples: Samples, chains: Ragged, counters: 
     used = used[used >= 0]
     number = np.full(len(chains) + 1, -1, np.int32)
     number[used] = np.arange(len(used), dtype=np.int32)
-    samples = samples.with_columns(
-        callchain=number[samples.callchain], waker_callchain=number[waker], snapshot=np.full(len(samples), -1, np.int32)
-    )
+    none = np.full(len(samples), -1, np.int32)
+    samples = samples.with_columns(callchain=number[samples.callchain], waker_callchain=number[waker], snapshot=none)
     return recording.replaced(
         samples=samples,
         callchains=chains.take(used),

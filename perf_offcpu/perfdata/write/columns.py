@@ -43,9 +43,7 @@ def sample_sizes(shape: SampleShape, columns: Columns, count: int) -> I64:
     return np.diff(_sample_writer(shape, 0, columns, count, "<").offsets)
 
 
-def sample_records(
-    shape: SampleShape, misc: Column, columns: Columns, count: int, order: Order = "<"
-) -> tuple[I64, U8]:
+def sample_records(shape: SampleShape, misc: Column, columns: Columns, count: int, order: Order) -> tuple[I64, U8]:
     """Write `count` SAMPLE records, back to back; return (offsets int64[count + 1], bytes). `columns`: field of
     `abi.sample.SAMPLE` → array of `count` values or one value for all; for array fields `Ragged` or `Pieces`, whose
     counts need not be given. A count that is given may be larger than its array: zeros follow. Raises LayoutError if a
@@ -63,23 +61,19 @@ def pack_samples(shape: SampleShape, misc: Column, columns: Columns, count: int,
     return sample_records(shape, misc, columns, count, order)[1].tobytes()
 
 
-def pack_columns(
-    layout: Layout, columns: Columns, count: int, order: Order = "<", shape: Shape = None
-) -> tuple[I64, U8]:
+def pack_columns(layout: Layout, columns: Columns, count: int, order: Order, shape: Shape = None) -> tuple[I64, U8]:
     """Write `count` structures, back to back; return (offsets int64[count + 1], bytes). The layout has integers, and
     arrays of items of fixed size whose count is an earlier field; `columns` are as for `sample_records`. Raises
     LayoutError if a field has no column, or one of another size."""
-    writer = _Writer(layout, columns, count, order, shape)
+    writer = _Writer(layout, columns, count, order, shape, 1)
     return writer.offsets, writer.written()
 
 
 class _Writer:
     """Writes `count` structures of one layout from columns; `offsets`, int64[count + 1], are their places in the bytes
-    that `written` returns, multiples of `alignment`."""
+    that `written` returns, multiples of `align`."""
 
-    def __init__(
-        self, layout: Layout, columns: Columns, count: int, order: Order, shape: Shape, alignment: int = 1
-    ) -> None:
+    def __init__(self, layout: Layout, columns: Columns, count: int, order: Order, shape: Shape, align: int) -> None:
         self.name, self.order, self.count, self.shape = layout.name, order, count, shape
         self.fields = layout.active(shape)
         self.columns: dict[str, Any] = dict(columns)
@@ -94,7 +88,7 @@ class _Writer:
         total = np.zeros(count, np.int64)
         for field in self.fields:
             total += self._sizes(field)
-        self.offsets = offsets_of(-(-total // alignment) * alignment)
+        self.offsets = offsets_of(-(-total // align) * align)
 
     def _as_pieces(self, column: Any, field: Field) -> Pieces:
         """Return an array column as Pieces, in the byte order that is written."""

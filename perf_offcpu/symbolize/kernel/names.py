@@ -46,14 +46,9 @@ class KernelNames:
     unknown. `kallsyms_path`: file that is used; "" none. Raises UsageError: a file that the user gave is unusable."""
 
     def __init__(
-        self,
-        recording: Recording,
-        strings: Strings,
-        options: SymbolizeOptions,
-        unresolved: Losses,
-        lines: LineNames | None = None,
+        self, recording: Recording, strings: Strings, options: SymbolizeOptions, lost: Losses, lines: LineNames | None
     ) -> None:
-        self.recording, self.strings, self.unresolved = recording, strings, unresolved
+        self.recording, self.strings, self.lost = recording, strings, lost
         self.options, self.search, self.lines = options, options.search(), lines
         self._problem = losses.NO_KERNEL_SYMBOL
         self._symbol, self._recorded_at, map_build_id = kernel_map(recording)
@@ -64,7 +59,7 @@ class KernelNames:
         self._load()
 
     def name(self, addresses: U64) -> SymbolNames:
-        """Return the names of n recorded addresses; those without a name are counted in `unresolved`."""
+        """Return the names of n recorded addresses; those without a name are counted in `lost`."""
         names = SymbolNames.filled(len(addresses), address=addresses)
         names.dso[:] = self.strings.intern(KERNEL_DSO)
         if self._kallsyms is not None:
@@ -74,7 +69,7 @@ class KernelNames:
         self._by_modules(addresses, names)
         self._by_recording(addresses, names)
         self._add_lines(addresses, names)
-        self.unresolved.add(self._problem, int((names.symbol == 0).sum()))
+        self.lost.add(self._problem, int((names.symbol == 0).sum()))
         return names
 
     def _load(self) -> None:

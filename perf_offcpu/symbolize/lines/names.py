@@ -149,12 +149,12 @@ TOTAL_SECONDS: Final = 600  # time for the DWARF of all objects of a recording; 
 
 
 class LineNames:
-    """Adds source lines and inlined functions to named addresses, object by object. `unresolved`: addresses whose lines
+    """Adds source lines and inlined functions to named addresses, object by object. `lost`: addresses whose lines
     could not be read, although there may be some, are counted there. `inline`: look up inlined functions too, not only
     lines. `inlined`: the functions found so far; `location` is a row of the caller's table."""
 
-    def __init__(self, strings: Strings, search: Search, unresolved: Losses, *, inline: bool) -> None:
-        self.strings, self.search, self.unresolved, self.inline = strings, search, unresolved, inline
+    def __init__(self, strings: Strings, search: Search, lost: Losses, *, inline: bool) -> None:
+        self.strings, self.search, self.lost, self.inline = strings, search, lost, inline
         self.inlined = InlinedFunctions()
         self._seconds = float(TOTAL_SECONDS)
 
@@ -166,13 +166,13 @@ class LineNames:
             lines = load_lines(elf.path, elf.build_id, self.search, self._seconds)
         except NoLines as problem:
             if problem.cause is not None:
-                self.unresolved.add(problem.cause.about(shown, problem.detail), len(addresses))
+                self.lost.add(problem.cause.about(shown, problem.detail), len(addresses))
             return
         finally:
             self._seconds -= time.monotonic() - began
         nameless = self._put(lines, lines.lookup(addresses), rows, names)
         if lines.shared:
-            self.unresolved.add(losses.DWARF_SHARED.about(shown), nameless)
+            self.lost.add(losses.DWARF_SHARED.about(shown), nameless)
 
     def _put(self, lines: Lines, calls: Calls, rows: I64, names: SymbolNames) -> int:
         """Fill in `rows` of names from `calls`, whose `row` is an index of `rows`; return the number of inlined

@@ -112,15 +112,9 @@ class Symcache:
         return np.where(has_line, slot_of, -1)
 
     def _level(self, rows: I64, location: I64) -> Calls:
-        line = self._locations["line"][location]
+        function, file, line = (self._locations[name][location] for name in ("function", "file", "line"))
         shown = np.where(line < 2**31, line, np.uint32(0))
-        return Calls.filled(
-            len(rows),
-            row=rows,
-            function=self._locations["function"][location],
-            file=self._locations["file"][location],
-            line=shown,
-        )
+        return Calls.filled(len(rows), row=rows, function=function, file=file, line=shown)
 
     def function_name(self, index: int) -> str:
         """Return a function's name as the DWARF spells it; "" unknown."""

@@ -162,19 +162,17 @@ class _Namer:
 
     def is_inward(self, row: int, pid: int) -> bool:
         """Return True if the other end of a pipe or socket is a client, in the same process, or not known."""
-        row_of_object = self._rows[row]
-        if row_of_object.kind == ObjectKind.PIPE:
+        thing = self._rows[row]
+        if thing.kind == ObjectKind.PIPE:
             peer = self._ends.of_pipe(row, pid)
             return peer is None or peer.pid == pid
-        if row_of_object.kind != ObjectKind.SOCKET:
+        if thing.kind != ObjectKind.SOCKET:
             return False
-        if row_of_object.place == _ACCEPTED:
+        if thing.place == _ACCEPTED:
             return True
-        if row_of_object.protocol == "unix":
-            return not (
-                row_of_object.name or row_of_object.remote or row_of_object.local
-            ) and row_of_object.peer_pid in (row_of_object.pid, -1)
-        return _is_of_client(plain(row_of_object.local), plain(row_of_object.remote))
+        if thing.protocol == "unix":
+            return not (thing.name or thing.remote or thing.local) and thing.peer_pid in (thing.pid, -1)
+        return _is_of_client(plain(thing.local), plain(thing.remote))
 
     def _pipe(self, row: int, pid: int) -> _Named:
         pipe, peer = self._rows[row], self._ends.of_pipe(row, pid)
