@@ -70,13 +70,13 @@ class Unpacker:
                 file.write(block)
 
     def _link(self, name: str, target: str) -> None:
-        if not self._is_inside(name, target):
+        if not self._stays_inside(name, target):
             raise tarfile.TarError(f"the link {name!r} leads out of the directory, or to another link")
         with self._parent(name, make=True) as parent:
             parent.link(os.path.basename(name), target)
         self._created.append(name)
 
-    def _is_inside(self, name: str, target: str) -> bool:
+    def _stays_inside(self, name: str, target: str) -> bool:
         """Return True if link `name` → `target` stays inside at each step, and passes no other link of the archive."""
         place = name.split("/")[:-1]
         for step in target.split("/"):

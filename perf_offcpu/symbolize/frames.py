@@ -118,13 +118,8 @@ def build_frames(
     ips = locations.ip if keep_ips else np.zeros_like(locations.ip)
     rows = Frames.filled(
         len(location),
-        symbol=np.concatenate([inlined.symbol, names.symbol]),
-        dso=names.dso[location],
-        address=names.address[location],
-        offset=names.offset[location],
-        is_called=names.is_called[location],
-        file=np.concatenate([inlined.file, names.file]),
-        line=np.concatenate([inlined.line, names.line]),
+        **{name: np.concatenate([getattr(inlined, name), getattr(names, name)]) for name in ("symbol", "file", "line")},
+        **{name: getattr(names, name)[location] for name in ("dso", "address", "offset", "is_called")},
         inline_depth=np.concatenate([inlined.depth, np.zeros(len(names), np.int32)]),
         cpumode=locations.cpumode[location],
         ip=ips[location],

@@ -69,14 +69,11 @@ def wait_samples(switches: Switches, tasks: Tasks, last_ns: int, evsel: int, cou
         pid=pid,
         tid=tid,
         cpu=np.where(waits.end >= 0, switches.cpu[waits.end], begun.cpu),
-        ip=stacks.ip,
-        callchain=stacks.callchain,
-        cpumode=stacks.cpumode,
         flags=flags,
         state=begun.state,
         switch_out_ns=begun.time_ns,
         longest_ns=waits.end_ns - begun.time_ns,
-        cgroup=stacks.cgroup,
+        **{name: getattr(stacks, name) for name in ("ip", "callchain", "cpumode", "cgroup")},
     )
     _add_wakeups(samples, _chosen(switches, np.where(runnable, -1, waits.wakeup)))
     samples.runq_ns[runnable] = samples.period[runnable]

@@ -5,7 +5,6 @@ exchanged, a Unix socket has the inode of its peer, and a pipe is one inode for 
 samples say who they are. Else the recorder noted the peer (`peer_pid`); else, for a pipe, it is the process that
 ended most of the waits: writers wake readers."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -113,16 +112,11 @@ def wakers_of(recording: Recording, row: I32) -> dict[tuple[int, int], int]:
     ended = (kinds[row] == ObjectKind.PIPE) & (samples.waker_pid > 0) & ~samples.has(_NO_WAKER)
     rows = np.flatnonzero(ended)
     first, number = group(row[rows], samples.pid[rows], samples.waker_pid[rows])
-    ids = (column[rows[first]].tolist() for column in (row, samples.pid, samples.waker_pid))
-    counts = list(zip(*ids, np.bincount(number).tolist(), strict=True))
-    ends: Counter[tuple[int, int]] = Counter()
-    for thing, sleeper, _, count in counts:
-        ends[thing, sleeper] += count
-    return {
-        (thing, sleeper): waker
-        for thing, sleeper, waker, count in counts
-        if 2 * count > ends[thing, sleeper] and waker != sleeper
-    }
+    first, counts = rows[first], np.bincount(number)
+    _, pair = group(row[first], samples.pid[first])
+    is_most = (2 * counts > np.bincount(pair, counts)[pair]) & (samples.waker_pid[first] != samples.pid[first])
+    columns = (column[first[is_most]].tolist() for column in (row, samples.pid, samples.waker_pid))
+    return {(pipe, sleeper): waker for pipe, sleeper, waker in zip(*columns, strict=True)}
 
 
 def is_in(recording: Recording, names: str) -> Bool:
