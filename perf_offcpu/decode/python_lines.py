@@ -74,10 +74,10 @@ def with_places(
     used = distinct(samples.python[rows])
     stacks = chains.take(used)
     words = distinct(stacks.values)
-    texts = _texts_of(words, codes, strings, lost)
+    texts = _decoded_frames(words, codes, strings, lost)
     row_of_text = dict[tuple[int, int, int, int], int]()
     lists = [
-        [row_of_text.setdefault(text, len(texts) + len(row_of_text)) for text in _with_names(functions[wait], strings)]
+        [row_of_text.setdefault(text, len(texts) + len(row_of_text)) for text in _interned(functions[wait], strings)]
         for wait in others.values()
     ]
     named = Ragged(stacks.offsets, np.searchsorted(words, stacks.values).astype(np.uint64))
@@ -118,7 +118,7 @@ def _rows_of(samples: Samples, waits: Mapping[tuple[int, int], Functions]) -> di
     return {row: wait for row, *ids in begins if (wait := (ids[0], ids[1])) in waits}
 
 
-def _with_names(functions: Functions, strings: Strings) -> list[tuple[int, int, int, int]]:
+def _interned(functions: Functions, strings: Strings) -> list[tuple[int, int, int, int]]:
     """Return for each function, leaf first: (string of its name, of its file, line, 1 if the first of its call)."""
     callers = [call for *_, call in functions[1:]] + [0]
     return [
@@ -127,7 +127,9 @@ def _with_names(functions: Functions, strings: Strings) -> list[tuple[int, int, 
     ]
 
 
-def _texts_of(words: U64, codes: Mapping[int, Code], strings: Strings, lost: Losses) -> list[tuple[int, int, int, int]]:
+def _decoded_frames(
+    words: U64, codes: Mapping[int, Code], strings: Strings, lost: Losses
+) -> list[tuple[int, int, int, int]]:
     """Decode Python frames, words of payloads: (string of the name, of the file, line, 1 if it is the first of its
     call); the first three are 0 for an unknown function."""
     texts, tables = [], dict[int, LineTable]()

@@ -55,7 +55,7 @@ def read_head(stream: BinaryIO, path: str, size: int | None, counters: Losses) -
     if header_size == layouts.PIPE_HEADER_SIZE:
         return FileHead(order, is_pipe=True)
     if header_size not in (layouts.FILE_HEADER_SIZE, layouts.FILE_HEADER_SIZE_OLD):
-        raise FormatError(path, "file header", f"its size is {header_size}, known are 16, 72 and 104", 8)
+        raise FormatError(path, "file header", f"its size is {header_size}, expected is 16, 72 or 104", 8)
     if size is None:
         raise FormatError(path, "file header", "the file form needs a file, not a pipe")
     data = start + stream.read(header_size - layouts.PIPE_HEADER_SIZE)
@@ -119,7 +119,7 @@ class _HeadReader:
     def _events(self) -> Iterator[EventSpec]:
         stride, section = self.header["attr_size"], self.header["attrs"]
         if stride < ATTR_SIZE_VER0 + _SECTION_SIZE:
-            raise FormatError(self.path, "attr section", f"entries of {stride} bytes, 80 at least", 16)
+            raise FormatError(self.path, "attr section", f"entries of {stride} bytes, expected are at least 80", 16)
         stated = section["size"] // stride
         table = self._bytes(section["offset"], min(stated, MAX_EVENTS) * stride, "attr section")
         self.counters.add(losses.BAD_ATTRS, stated - len(table) // stride)

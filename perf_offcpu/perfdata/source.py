@@ -145,7 +145,7 @@ def _spooled(stream: _Rejoined, opener: _Opener | None, name: str) -> Source:
             raise RecordingError(f"{where}: {problem.strerror} (set TMPDIR)") from None
         size = spool.tell()
         if not size:
-            raise FormatError(name, "cannot be unpacked", "nothing in it is whole")
+            raise FormatError(name, "cannot be unpacked", "no part of it is intact")
         spool.seek(0)
         stack.pop_all()
     return Source(cast(BinaryIO, spool), name, size, damaged)

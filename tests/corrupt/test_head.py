@@ -44,10 +44,10 @@ def refused() -> Iterator[tuple[Damaged, str]]:
     sentence = f"{begin}: PERFFILE, the format before Linux 3.2, is not supported"
     yield Damaged.of(b"PERFFILE" + MINIMAL[8:]), sentence
     for size in (0, 17, 103, 120, 2**64 - 1):
-        sentence = f"file header at offset 0x8: its size is {size}, known are 16, 72 and 104"
+        sentence = f"file header at offset 0x8: its size is {size}, expected is 16, 72 or 104"
         yield Damaged.of().put_header(size, "size"), sentence
     for size in (0, 16, 79):
-        sentence = f"attr section at offset 0x10: entries of {size} bytes, 80 at least"
+        sentence = f"attr section at offset 0x10: entries of {size} bytes, expected are at least 80"
         yield Damaged.of().put_header(size, "attr_size"), sentence
 
 

@@ -69,8 +69,8 @@ class PipeWriter:
         self.data_size = 0
         self._fd, self._counters = fd, Losses() if counters is None else counters
         if order != NATIVE:
-            problem = "the recording is of a machine of other byte order, of which perf reads files only"
-            raise UsageError(f"{problem}: name one")
+            problem = "the recording is of a machine of the other byte order, and perf reads such recordings from files"
+            raise UsageError(f"{problem} only: write a file")
         head = PIPE_HEADER.pack({"magic": int.from_bytes(MAGIC, "little"), "size": PIPE_HEADER_SIZE}, order)
         build_ids = Features(features, order, Losses()).build_ids()
         self._write([head, *map(self._attr, self.events), *self._features(features), *event_names(self.events, order)])

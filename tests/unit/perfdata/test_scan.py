@@ -146,7 +146,7 @@ def test_of_a_damaged_packed_recording_what_can_be_unpacked(packer: str, perf_da
     try:
         recording = load_recording(perf_data)
     except FormatError as problem:
-        assert "nothing in it is whole" in str(problem)
+        assert "no part of it is intact" in str(problem)
     else:
         assert recording.losses[losses.BAD_WRAPPER] == 1
 
