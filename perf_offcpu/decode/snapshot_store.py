@@ -243,7 +243,7 @@ class _Words:
 
 
 def _write(file: BinaryIO, words: U64, place: int) -> bool:
-    """Write words at 8 * `place` bytes; return False if the disk is full: some of them may be written then."""
+    """Write words to a file of words from index `place` on; return False if the disk is full: a part may be written."""
     data = words.tobytes()
     try:
         while data:

@@ -52,7 +52,7 @@ def _keys(samples: Samples, known: Bool) -> Iterator[tuple[slice, Bool, I64]]:
 
 
 def _shortened(pairs: I64, recording: Recording) -> tuple[I64, Ragged]:
-    """Return (int64[m], m callchains): the `pairs` (space << 32 | callchain) that are cut, and what stays of each."""
+    """Return (int64[m]: `pairs` (space << 32 | callchain) whose callchain is cut; what stays of these m callchains)."""
     keys, parts = [np.empty(0, np.int64)], [Ragged()]
     for index in range(0, len(pairs), _BLOCK):
         block = pairs[index : index + _BLOCK]

@@ -33,9 +33,9 @@ _MOST_LOCALS, _LOWEST_ADDRESS = np.uint64(16384), np.uint64(4096)  # as in bpf/c
 
 
 def walk_up(lookup: CfiLookup, threads: Threads, budget: list[int]) -> tuple[Ragged, U8]:
-    """Walk n stacks to their roots; `budget` holds one number, what is left of MAX_GENERAL, for all walks together.
-    Returns (callchains, ends): addresses leaf first, each a return address except the first and those of interrupted
-    frames; and the `End` of each (uint8[n])."""
+    """Walk n stacks to their roots. Returns (callchains, ends): addresses leaf first, each a return address except the
+    first and those of interrupted frames; and the `End` of each (uint8[n]). `budget`: one number, counted down: the
+    rule sets that may still take the slow path in all walks together (MAX_GENERAL)."""
     walk = Walk(lookup, threads, budget)
     chains, ends = walk.run()
     if walk.lost is None:
