@@ -70,7 +70,6 @@ BUDGET = Layout(
 )
 """The ns fields from `unknown_ns` on add up to end_ns - begin_ns."""
 _BUDGET_ENDS = {1: "throttled_ns", 2: "own_pid"}  # version → first field that it lacks
-
 _HEAD = (Field("magic", U32, doc='"OFCB"'), ("version nr", U16))
 BUDGETS = Layout("offcpu-counters budgets", *_HEAD, Field("budgets", BUDGET, count="nr"))
 

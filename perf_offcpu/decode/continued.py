@@ -13,7 +13,6 @@ from perf_offcpu.model.columns import I32, I64, Bool, distinct, group, is_among
 from perf_offcpu.model.recording import Budget, SampleFlag, Samples, Spans
 
 _NEVER = np.iinfo(np.int64).max
-
 Borders = tuple[I32, I64]  # (tid, time in ns) where a thread's budget goes on from one file to the next
 
 

@@ -30,7 +30,6 @@ from perf_offcpu.structs import frozen
 
 CLOCK_REALTIME = 0
 _SAME_BOOT_NS = 10 * 10**9  # most that the wall clock may have been set between two recordings of one boot
-
 _MOST_CPUS = 1 << 16  # more than Linux has: a damaged recording may name any number, and those of all hosts add up
 _SECOND = 10**9
 _LAST_NS = 2**63 - 1

@@ -42,7 +42,6 @@ _OTHERS = RECORD_LAYOUTS.keys() - SIDE_TYPES - SWITCH_RECORDS - {RecordType.CALL
 
 _KNOWN_TYPES = np.array([*RecordType], np.uint32)
 _LARGEST_BLOCK = (32 << 20) - (64 << 10)  # bytes, with malloc's header just below glibc's DEFAULT_MMAP_THRESHOLD_MAX
-
 _CLOCKS = [(PerfType.SOFTWARE, config) for config in (SoftwareConfig.CPU_CLOCK, SoftwareConfig.TASK_CLOCK)]
 
 

@@ -24,7 +24,6 @@ from perf_offcpu.model.columns import I32, I64, U8, U64, Bool, distinct, is_amon
 from perf_offcpu.model.recording import SampleFlag, Samples, Tasks
 
 _FIXED_WORDS = 4  # pid and tid, time, nr, cgroup: a payload without frames
-
 _HEAD = Layout(abi.PAYLOAD.name, *abi.PAYLOAD.fields[:4], source=abi.PAYLOAD.source)  # the words before the callchain
 
 _TAIL = Layout(abi.EXTENSION.name, abi.PAYLOAD.fields[-1], *abi.fixed_part(8).fields)

@@ -25,7 +25,6 @@ DEFAULT_FIELDS = ("comm", "tid", "cpu", "time", "period", "event", "ip", "sym", 
 """perf's defaults but for `trace`."""
 
 FRAME_FIELDS = ("ip", "sym", "dso")  # frames are printed if any of these is shown
-
 EVENT_TYPES = {0: "hw", 1: "sw", 2: "trace", 4: "raw", 1 << 31: "synth"}  # attr.type → its name in `-F TYPE:LIST`
 
 

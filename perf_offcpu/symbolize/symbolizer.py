@@ -29,7 +29,6 @@ from perf_offcpu.symbolize.wait_objects.names import with_objects
 
 _BLOCK = 1 << 18  # rows that are looked up at once
 _MOST_KEPT, _LONGEST_KEPT = 1 << 14, 2000  # names that are kept with their readable form, and characters of both
-
 _UNCHANGED = ("evsels", "comms", "tasks", "budget", "loops", "cgroups", "meta")  # tables of a recording and its profile
 COOKIE = "(cookie)"  # symbol shown for the cookie of a deferred user callchain, as perf script prints it
 

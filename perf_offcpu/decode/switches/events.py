@@ -71,7 +71,6 @@ _TRACEPOINTS = {
 
 _OF_SAMPLES = "time_ns cpu tid pid callchain ip cpumode cgroup".split()  # columns of Switches that samples have, too
 _IN_INTERRUPT = 0x08 | 0x10  # TRACE_FLAG_HARDIRQ, TRACE_FLAG_SOFTIRQ of common_flags (include/linux/trace_events.h)
-
 _PRINT_FLAG = re.compile(r'\{ ?(0x[0-9a-fA-F]{1,8}|0|[1-9][0-9]{0,8}), ?"(\w)" ?\}')
 _STATES = {"S": 0x1, "D": 0x2, "T": 0x4, "t": 0x8, "X": 0x10, "Z": 0x20, "P": 0x40, "I": 0x402}
 _STATES |= {"x": 0x80, "K": 0x100, "W": 0x200, "N": 0x400}  # up to 4.13, which shows every bit by itself

@@ -50,7 +50,6 @@ class EventKind(enum.IntEnum):
 NONE = -1  # no kind: before a thread's first edge, and after its last
 IS_OUT = np.array([kind in (EventKind.OUT, EventKind.OUT_RECORD) for kind in [*EventKind, NONE]])
 IS_IN = np.array([kind in (EventKind.IN, EventKind.IN_RECORD) for kind in [*EventKind, NONE]])
-
 DEAD_STATES = 0x10 | 0x20 | 0x80  # EXIT_DEAD, EXIT_ZOMBIE, TASK_DEAD: states of a thread's last switch-out
 
 

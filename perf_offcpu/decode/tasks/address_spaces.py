@@ -19,7 +19,6 @@ from perf_offcpu.structs import mutable
 
 UNKNOWN_SPACE = -1
 _MAX_ADDRESS = 2**64
-
 MAX_MAPPINGS = 1 << 18  # most mappings of one space: four times what the kernel allows a process (vm.max_map_count)
 
 _FREE_COPIES, _COPIES_PER_MAP = 1 << 20, 32

@@ -38,7 +38,6 @@ _MEMORY_PER_BYTE: Final = 12
 _WORKER: Final = os.path.join(os.path.dirname(__file__), "worker.py")
 _MISSING, _UNREADABLE = 3, 4
 _MAX_SEARCHED: Final = 1 << 26
-
 _ALTLINK: Final = b".gnu_debugaltlink"
 
 

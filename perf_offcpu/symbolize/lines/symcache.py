@@ -92,7 +92,9 @@ class Symcache:
         rows = np.flatnonzero(location >= 0)
         location, levels = location[rows], list[Calls]()
         while len(location) and len(levels) < MAX_DEPTH:
-            levels.append(self._level(rows, location))
+            function, file, line = (self._locations[name][location] for name in ("function", "file", "line"))
+            shown = np.where(line < 2**31, line, np.uint32(0))
+            levels.append(Calls.filled(len(rows), row=rows, function=function, file=file, line=shown))
             outer = self._locations["inlined_into"][location].astype(np.int64)
             inside = outer < len(self._locations["line"])
             rows, location = rows[inside], outer[inside]
@@ -110,11 +112,6 @@ class Symcache:
         has_line &= self._locations["function"][slot_of] < len(self._functions)
         has_line &= (self._locations["file"][slot_of] < len(self._files)) & (self._locations["line"][slot_of] != _NONE)
         return np.where(has_line, slot_of, -1)
-
-    def _level(self, rows: I64, location: I64) -> Calls:
-        function, file, line = (self._locations[name][location] for name in ("function", "file", "line"))
-        shown = np.where(line < 2**31, line, np.uint32(0))
-        return Calls.filled(len(rows), row=rows, function=function, file=file, line=shown)
 
     def function_name(self, index: int) -> str:
         """Return a function's name as the DWARF spells it; "" unknown."""
