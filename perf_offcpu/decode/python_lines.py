@@ -47,7 +47,7 @@ def read_codes(payload: bytes, order: Order) -> dict[int, Code]:
     return codes
 
 
-def is_own(code: Code) -> bool:
+def _is_init_cleanup(code: Code) -> bool:
     """Return True for the code with which CPython ends a call of a constructor (`_Py_InitCleanup`)."""
     return code.name == "__init__" and code.file in ("", "__init__") and code.minor >= 12
 
@@ -137,7 +137,7 @@ def _decoded_frames(
         id_, index, first = word >> CODE_SHIFT, word & NO_INDEX, int(word & PYTHON_ENTRY != 0)
         code = codes.get(id_)
         lost.add(losses.PYTHON_UNDESCRIBED, int(code is None))
-        if code is None or is_own(code):
+        if code is None or _is_init_cleanup(code):
             texts.append((0, 0, 0, first))
             continue
         if id_ not in tables:

@@ -262,7 +262,7 @@ class CallerRows:
         self.awaited: dict[int, int] = {}  # the number, from 0, of each caller that `find` has not found
 
     def note(self, callers: U64, rows: I64 | I32) -> None:
-        """Note the row of each caller (n of both); a caller noted before keeps its row."""
+        """Note the row of each caller (n callers, n rows); a caller that has a row already keeps it."""
         unique, first = np.unique(callers, return_index=True)
         for caller, row in zip(unique.tolist(), rows[first].tolist(), strict=True):
             self._rows.setdefault(caller, row)
@@ -277,8 +277,8 @@ class CallerRows:
         return np.array(rows, np.int64)[place]
 
     def settled(self, rows: I32, counters: Losses) -> I32:
-        """Return `rows` with each -2 - k of `find` replaced by the row of caller k of `awaited`, or by -1, counted, if
-        its copy never came. To be called after the last sample."""
+        """Replace values below -1 in `rows`, as of `find`, by the rows of these callers, or by -1, counted, if a copy
+        never came. To be called after the last sample."""
         waiting = np.flatnonzero(rows < -1)
         if not len(waiting):
             return rows

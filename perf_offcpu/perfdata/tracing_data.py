@@ -100,7 +100,7 @@ def parse_format(system: str, text: str) -> TracepointFormat | None:
 
 
 class _Cursor:
-    """Reads the container in order; raises LayoutError where it ends too early."""
+    """Reads the parts of a TRACING_DATA body in order; raises LayoutError where the body ends too early."""
 
     def __init__(self, body: bytes) -> None:
         self.body, self.at = body, 0

@@ -84,7 +84,7 @@ class Rules:
 
     @classmethod
     def kept(cls, registers: Registers, cache: DiskCache | None) -> Self:
-        """Return the object in memory of `cache`, emptied if over _MOST_KEPT entries; a new one without a cache."""
+        """Return the Rules in memory of `cache`, emptied if they have over _MOST_KEPT entries; new without a cache."""
         if cache is None:
             return cls(registers)
         rules: Self = cache.in_memory(f"rules {registers.count}", lambda: cls(registers))

@@ -82,7 +82,8 @@ class WalkState:
         return self.read_at(addresses - self.bottom.take(lanes), self.begins.take(lanes), self.lengths.take(lanes))
 
     def read_at(self, away: U64, begins: I64, lengths: I64) -> Value:
-        """Return words at bytes `away` of copies, lengths[i] words at begins[i] of `self.words`; outside unknown, 0."""
+        """Return for each walk the word at byte away[i] of its copy, which is lengths[i] words of `self.words` from
+        begins[i] on; unknown and 0 outside of the copy."""
         index = (away >> _THREE).view(np.int64)  # 61 bits
         is_known: Bool = index < lengths
         is_known &= (away & _IN_WORD) == 0

@@ -122,7 +122,7 @@ def _outcomes(history: History, edges: Edges, switches: Switches) -> I8:
 
 
 def _of_threads_with(is_out: Bool, edges: Edges) -> Bool:
-    """Return bool[m]: True if `is_out` (bool[m]) is True for any edge of the same thread; others were not recorded."""
+    """Return bool[m]: True if `is_out` (bool[m]) is True for any edge of the same thread, as for recorded threads."""
     if not len(edges.place):
         return is_out
     first = np.flatnonzero(edges.before == NONE)

@@ -114,7 +114,7 @@ def given_kallsyms(path: str) -> Kallsyms:
 
 
 def given_vmlinux(path: str, build_id: bytes, search: Search) -> ElfFile:
-    """Read the functions of the file of --vmlinux; raise UsageError if it is of another kernel."""
+    """Read the functions of the file of --vmlinux; raise UsageError if it cannot be read, or is of another kernel."""
     try:
         elf_symbols = load_elf_symbols(path, search)
     except (OSError, FormatError) as problem:
