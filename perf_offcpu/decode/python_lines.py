@@ -74,7 +74,7 @@ def with_places(
     used = distinct(samples.python[rows])
     stacks = chains.take(used)
     words = distinct(stacks.values)
-    texts = _decoded_frames(words, codes, strings, lost)
+    texts = _decoded(words, codes, strings, lost)
     row_of_text = dict[tuple[int, int, int, int], int]()
     lists = [
         [row_of_text.setdefault(text, len(texts) + len(row_of_text)) for text in _interned(functions[wait], strings)]
@@ -127,9 +127,7 @@ def _interned(functions: Functions, strings: Strings) -> list[tuple[int, int, in
     ]
 
 
-def _decoded_frames(
-    words: U64, codes: Mapping[int, Code], strings: Strings, lost: Losses
-) -> list[tuple[int, int, int, int]]:
+def _decoded(words: U64, codes: Mapping[int, Code], strings: Strings, lost: Losses) -> list[tuple[int, int, int, int]]:
     """Decode Python frames, words of payloads: (string of the name, of the file, line, 1 if it is the first of its
     call); the first three are 0 for an unknown function."""
     texts, tables = [], dict[int, LineTable]()
