@@ -6,7 +6,9 @@ UTF-8, stays on its line and reads from left to right."""
 
 import posixpath
 import re
+from collections.abc import Callable
 
+Say = Callable[[str], None]  # shows a sentence to the user
 UNKNOWN = "[unknown]"
 TRUNCATED = "[truncated]"
 MISSED_STACK = "[missed stack]"

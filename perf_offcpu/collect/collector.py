@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel side of one recording, wired together: BPF program, perf events, rings.
+"""The kernel's part of one recording: BPF program, perf events and rings, opened, connected and switched together.
 
 Making a Collector takes the most time (the BPF program is compiled) and records nothing yet. It is switched on in two
 steps, so that processes that already run can be read from /proc in between:
@@ -16,7 +16,7 @@ steps, so that processes that already run can be read from /proc in between:
 Programs, events and rings belong to file descriptors: however the recorder ends, the kernel then removes them all."""
 
 import contextlib
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from typing import Any
@@ -48,11 +48,10 @@ from perf_offcpu.collect.task_readings import TaskReader, TaskReadings
 from perf_offcpu.losses import LossCause, Losses
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.structs import Closing
+from perf_offcpu.text import Say
 
 SIDE_RING_BYTES = 512 << 10  # size of each ring of side-band records: room for some thousand execs between two drains
 LAST_RUN_NS = 10_000_000  # longest time after the end in which a BPF program that runs at the end may write a record
-
-Say = Callable[[str], None]
 
 
 def _loop_reader() -> TaskReader:
@@ -75,11 +74,11 @@ class Collector(Closing):
 
     Attributes:
         span: the time in which waits are recorded, since the last `resume`; its end is 0 until `pause` or `end`.
-        draws_stacks: stacks are taken of a sample of the short waits, and stand for the stacks of all short waits.
+        draws_stacks: `OffCpuProgram.draws_stacks`.
         rings: the rings of samples.
         pressure: measures the time between two drains.
         build_ids: build-ids of mapped files.
-        pythons, jvms: the processes that run CPython and JVMs.
+        pythons, jvms: followers of the processes that run CPython, and JVMs.
         task_readings: readings of the tasks of event loops, and of goroutines.
         unread: counts of stacks and other data that could not be read from other processes.
         known_tasks, known_kernel: records of tasks and kernel made for one file, to be used again in the next.
@@ -133,7 +132,7 @@ class Collector(Closing):
             return support
         deferring = evsels.with_deferral(support, cpu)
         if deferring is None:
-            self._say("this kernel does not defer user callchains (Linux 7.0 and newer do): they are taken at once")
+            self._say("this kernel does not defer user callchains (Linux 7.0 and newer do): they are walked at once")
         return deferring or support
 
     def _open_rings(self, support: Support, cpus: tuple[int, ...], deferred: bool, stack: contextlib.ExitStack) -> None:
@@ -163,8 +162,7 @@ class Collector(Closing):
 
     @property
     def events(self) -> list[EventSpec]:
-        """All events as the file describes them, in its order: on-CPU events, offcpu-time, tracker, Python functions,
-        counters, tasks."""
+        """All events in the file's order: on-CPU events, offcpu-time, tracker, Python functions, counters, tasks."""
         waits = self.rings.owner.spec
         copies = [event for event in self._outputs if event.name == waits.name]
         python = [event.spec for event in self._outputs if event.name != waits.name]
@@ -175,24 +173,24 @@ class Collector(Closing):
 
     @property
     def ring_fds(self) -> list[int]:
-        """Descriptors that become readable when a ring has filled to some degree."""
+        """Descriptors that become readable when a ring holds `wakeup_bytes`."""
         return [fd for rings in (self.rings, self._side_rings) for fd in rings.owner.fds.values()]
 
     def track(self) -> None:
         """Enable side-band records: forks, exits, comms and mmaps of all processes flow into the rings."""
-        self.known_kernel.changes += 1  # what came before was not announced
+        self.known_kernel.changes += 1  # earlier changes came without records
         self._side_rings.owner.enable()
 
     def begin(self, command_pid: int | None) -> None:
         """Add the targets, and let their waits and on-CPU samples flow into the rings. `command_pid`: the process that
-        will exec the command, if the command is the target; else None."""
+        will exec the target command; None if no command is the target."""
         self._add_targets()
         if command_pid is not None:
             self.program.maps.add_target(command_pid, mode="target_armed")
         self.resume()
 
     def resume(self) -> None:
-        """Go on after `pause`, or `end` and another `track`. Children of targets, born meanwhile, are recorded."""
+        """Go on after `pause`, or after `end` and `track`. Children of targets, born meanwhile, are recorded, too."""
         self.rings.owner.enable()
         self._outputs.enable()
         self.span = Span(now_ns(), 0, self.options.least_ns)
@@ -243,7 +241,7 @@ class Collector(Closing):
             self.program.attach()
 
     def drain(self, sink: Sink) -> None:
-        """Move the content of all rings to `sink`. An error of the sink is passed on; the rings keep the data then."""
+        """Move the content of all rings to `sink`. If the sink raises an error, the rings keep the data."""
         with self.pressure.draining(lambda: max(self.rings.last_fill, self._side_rings.last_fill)):
             self._side_band.sink = sink
             self._side_band.meanwhile = self.pythons.meanwhile = lambda: self.rings.drain(sink)
@@ -252,15 +250,15 @@ class Collector(Closing):
         self.pythons.count_unread()
 
     def side_band_also_to(self, sink: Sink) -> AbstractContextManager[None]:
-        """Return a context in which drained side-band records are written to this second sink, too."""
+        """Return a context manager; within it, drained side-band records are also written to this second sink."""
         return self._side_band.also_to(sink)
 
     def waiting_records(self) -> int:
-        """Return the number of records in all rings that are not drained yet."""
+        """Return the number of records in all rings."""
         return self.rings.waiting_records() + self._side_rings.waiting_records()
 
     def cpus_without_ring(self) -> list[int]:
-        """Return the CPUs on which a sample found no perf event since the last call: they have been offline."""
+        """Return the CPUs on which a sample found no perf event since the last call, as they have been offline."""
         before, self._failures = self._failures, self.program.maps.output_failures()
         return [cpu for cpu, (new, old) in enumerate(zip(self._failures, before, strict=True)) if new > old]
 
@@ -287,7 +285,7 @@ class Collector(Closing):
         return self._sampling.samples(passed=self.program.counters()["oncpu_samples"])
 
     def counters(self) -> dict[LossCause, Counter]:
-        """Return the counters of losses: of the BPF program, of data unread in other processes, of the rate limit."""
+        """Return cause → counter: of the BPF program, of data unread in other processes, of the rate limit."""
         counts = self.program.counters()
         counters = {
             losses.CAUSES[name.replace("_", "-")]: Counter(count, counts.get(f"{name}_ns", 0))
@@ -310,7 +308,7 @@ class Collector(Closing):
         return pids & self._loops
 
     def note_existing(self, records: bytes) -> None:
-        """Find processes that run CPython or a JVM in whole records of what existed when a file began."""
+        """Find processes that run CPython or a JVM in records of mappings that existed at the begin of a file."""
         for follower in self._followers:
             follower.see(records)
 
@@ -324,7 +322,7 @@ class Collector(Closing):
 
     @property
     def threshold_ns(self) -> int:
-        """The length of the shortest wait that is a sample now, ns: as asked for, or more if the rate is limited."""
+        """Length of the shortest wait that becomes a sample now, ns: as asked for, or more if the rate is limited."""
         return max(self.options.threshold_ns, self.program.maps.rate()["threshold_ns"])
 
     def close(self) -> None:

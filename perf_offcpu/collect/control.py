@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests to a recorder that runs: commands, as of `perf record --control fd:CTL,ACK`, and SIGUSR2 for a new file.
-`Waiter` waits for them, for rings, and for what ends a recording.
+"""Requests to a running recorder: commands, as of `perf record --control fd:CTL,ACK`, and SIGUSR2 for a new file.
+`Waiter` waits for them, for rings, and for events that end a recording.
 
 A command is a line; a NUL or the end of the input ends it, too, as in perf. Each command is answered by "ack" and a
 newline, if there is a descriptor for answers. A command that cannot be carried out is reported on standard error, too.
@@ -14,14 +14,14 @@ import select
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import FrameType
 from typing import Self
 
 from perf_offcpu.collect.targets import TargetWatch
 from perf_offcpu.errors import UsageError
-from perf_offcpu.text import printable
+from perf_offcpu.text import Say, printable
 from perf_offcpu.units import parse_time
 
 LEAST_PERIOD = "1us"  # shortest period of samples of waits
@@ -34,14 +34,14 @@ _LONGEST = 256  # largest size of a line that comes in pieces, bytes; a longer o
 
 @dataclass(frozen=True, slots=True)
 class ControlFds:
-    """Descriptors of --control: commands come from `commands`; `acks` gets answers, -1 for none."""
+    """Descriptors of --control: commands are read from `commands`, answers are written to `acks` (-1: no answers)."""
 
     commands: int
     acks: int = -1
 
 
 def parse_control(text: str) -> ControlFds:
-    """Parse `fd:CTL` or `fd:CTL,ACK`. Raises UsageError: it is neither, or a descriptor is not open."""
+    """Parse `fd:CTL` or `fd:CTL,ACK`. Raises UsageError: the text is neither, or a descriptor is not open."""
     numbers = re.fullmatch(r"fd:(\d{1,6})(?:,(\d{1,6}))?", text, re.ASCII)
     if not numbers:
         raise UsageError(f"--control {text}: not fd:CTL or fd:CTL,ACK, numbers of open descriptors")
@@ -67,7 +67,7 @@ class Control:
 
     @property
     def fd(self) -> int:
-        """Return the descriptor that is readable when a command comes; -1 for none."""
+        """Descriptor that becomes readable when a command comes; -1 for none."""
         return -1 if self._fds is None else self._fds.commands
 
     def read(self) -> bool:
@@ -90,22 +90,22 @@ class Control:
         return bool(data)
 
     def next(self) -> tuple[str, str] | None:
-        """Remove the oldest command; return its name (of COMMANDS) and argument ("" without), None if none waits."""
+        """Remove and return the oldest queued command: (name in COMMANDS, argument or ""); None if none is queued."""
         return self._commands.popleft() if self._commands else None
 
     def acknowledge(self) -> None:
-        """Write "ack" for one command; it is dropped if the reader is gone or slow."""
+        """Answer one command with "ack"; the answer is dropped if its reader is gone or slow."""
         if self._fds is not None and self._fds.acks >= 0:
             with contextlib.suppress(OSError):
                 os.write(self._fds.acks, _ACK)
 
 
 class RecordingSignals:
-    """A context in which SIGINT, SIGTERM, SIGHUP and SIGUSR2 are noted instead of ending the process. A signal that was
-    ignored on entry (SIGHUP under nohup) stays ignored. SIGINT is noted in any case, because shells ignore it for
-    commands in the background, and `kill -INT` is how scripts end a recording. `rotating`: take SIGUSR2, too.
-    `received`: the first signal that ends the recording; None: none has come. `rotate`: SIGUSR2 has come; set to False
-    by the caller that begins the new file. `fd`: readable once a signal has come."""
+    """Context manager; within it, SIGINT, SIGTERM, SIGHUP and, if `rotating`, SIGUSR2 are noted instead of ending the
+    process. A signal that was ignored on entry (SIGHUP under nohup) stays ignored. SIGINT is noted in any case, because
+    shells ignore it for commands in the background, and scripts end recordings by `kill -INT`. `received`: the first
+    signal that ends the recording, None before it. `rotate`: True if SIGUSR2 has come; set to False by the caller that
+    begins the new file. `fd`: becomes readable when a signal has come."""
 
     def __init__(self, rotating: bool = False) -> None:
         self._signals = [*_ENDING_SIGNALS, *([signal.SIGUSR2] if rotating else [])]
@@ -120,7 +120,7 @@ class RecordingSignals:
             self.received = signum
 
     def is_ending(self) -> bool:
-        """Empty `fd`, so that it is not readable until the next signal; return whether the recording shall end."""
+        """Empty `fd`, so that it is not readable until the next signal; return True if the recording shall end."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.fd, 512)
         return self.received is not None
@@ -145,33 +145,32 @@ class Requests:
     """Carry out the requests to one recording, from --control and SIGUSR2.
 
     `enable` and `disable` are left to the session, which pauses and goes on; the other commands are carried out here,
-    or noted until the session has time for them.
+    or noted in attributes for the session.
 
     Args:
-        period_ns: sampling period of waits for the next file; 0: waits are not sampled by length.
-        has_files: new files may begin (`--switch-output`).
+        fds: descriptors of --control; None without.
+        period_ns: sampling period of waits (`--off-cpu-period`); 0: waits are not sampled by length.
+        has_files: True if new files may begin (`--switch-output`).
+        signals: hold the request for a new file (`rotate`).
         say: is called with a sentence on a command that cannot be carried out.
 
     Attributes:
-        control: the commands that have come.
-        stopping: the recording shall end.
-        account_due: sums up to now were asked for; set to False by the caller that writes them.
+        control: reads and queues the commands.
+        period_ns: sampling period for the next file.
+        stopping: True if the recording shall end.
+        account_due: True if an account up to now was asked for; set to False by the caller that writes it.
     """
 
     def __init__(
-        self,
-        fds: ControlFds | None,
-        period_ns: int,
-        has_files: bool,
-        signals: RecordingSignals,
-        say: Callable[[str], None],
+        self, fds: ControlFds | None, period_ns: int, has_files: bool, signals: RecordingSignals, say: Say
     ) -> None:
         self.control = Control(fds)
         self.period_ns, self.stopping, self.account_due = period_ns, False, False
         self._has_files, self._signals, self._say = has_files, signals, say
 
     def obey(self, expected: str) -> bool:
-        """Carry out and acknowledge the commands before the expected one; return whether that has come."""
+        """Carry out and acknowledge the queued commands up to the first `expected` one ("enable" or "disable"), which
+        is left to the caller; return True if it has come."""
         while not self.stopping and (command := self.control.next()) is not None:
             if command[0] == expected:
                 return True
@@ -180,7 +179,7 @@ class Requests:
         return False
 
     def take_rotate(self) -> bool:
-        """Return whether a new file was asked for (SIGUSR2, `snapshot`, `period`) since the last call."""
+        """Return True if a new file was asked for (SIGUSR2, `snapshot`, `period`) since the last call."""
         is_requested, self._signals.rotate = self._signals.rotate, False
         return is_requested
 
@@ -213,7 +212,7 @@ STEADY_FLUSH_S = 1.0  # longest time between two reads in recordings that run fo
 
 
 class Waiter:
-    """Wait until rings have to be emptied (when filled to some degree, else after a fixed time), or a signal, the
+    """Wait until rings must be drained (when one holds `wakeup_bytes`, else after a fixed time), or until a signal, the
     clock, the end of the command or of the last target ends the recording.
 
     Args:
@@ -248,7 +247,7 @@ class Waiter:
             self._poll.register(fd, select.POLLIN)
 
     def wait(self, most_s: float = FLUSH_S) -> bool:
-        """Wait until a descriptor is readable, or for `most_s`; read commands; return whether the recording is over."""
+        """Wait until a descriptor is readable, or for `most_s`; read commands; return True if the recording is over."""
         left_s = most_s if self._deadline is None else min(most_s, self._deadline - time.monotonic())
         ready = self._poll.poll(max(0.0, left_s) * 1000)
         over = [self._is_over(fd, flags) for fd, flags in ready]

@@ -21,12 +21,12 @@ from perf_offcpu.perfdata.write.columns import Column, pack_samples
 from perf_offcpu.perfdata.write.writer import pack_record
 
 Reading = tuple[bytes, Sequence[int]]
-"""(Payload of abi.counters.TASKS with the tasks of a process; addresses of their code, leaf first, if all have one)."""
+"""(Payload of `abi.counters.TASKS`: tasks of a process; their stack as code addresses, leaf first, () if unknown)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """A count of events, and the sum of off-cpu time that they concern, ns (0 where it is not known)."""
+    """A number of events, and the off-cpu time in ns that they concern in all, 0 if unknown."""
 
     events: int
     ns: int = 0
@@ -34,7 +34,7 @@ class Counter:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Begin and end of a recording, ns of its clock (end 0: it goes on), and its threshold, ns."""
+    """Begin and end of a recording in ns of its clock (end 0: still recording), and its threshold in ns."""
 
     begin_ns: int
     end_ns: int
@@ -58,7 +58,7 @@ def counters_event(support: Support) -> EventSpec:
 
 
 def task_event(support: Support) -> EventSpec:
-    """Return the event `offcpu-task`, of samples of tasks that the recorder makes."""
+    """Return the event `offcpu-task`, whose samples hold the recorder's readings of event-loop tasks and goroutines."""
     sample_type = SAMPLE_TYPE | SampleType.CALLCHAIN | SampleType.RAW
     attr = basic_attr(PerfType.SOFTWARE, SoftwareConfig.BPF_OUTPUT, support, sample_type=sample_type)
     return EventSpec(attr, TASK_EVENT, (TASK_EVENT_ID,))
@@ -66,15 +66,13 @@ def task_event(support: Support) -> EventSpec:
 
 def counters_sample(event: EventSpec, span: Span, counters: Mapping[LossCause, Counter]) -> bytes:
     """Return the sample record that holds all counters and the span; its time is the end of the span."""
-    rows = [
-        {"events": counter.events, "ns": counter.ns, "name": cause.name.encode()} for cause, counter in counters.items()
-    ]
+    rows = [{"events": count.events, "ns": count.ns, "name": cause.name.encode()} for cause, count in counters.items()]
     values = {"magic": MAGIC, "version": VERSION, "nr": len(rows), "counters": rows} | asdict(span)
     return account_sample(event, COUNTERS.pack(values, NATIVE), span.end_ns)
 
 
 def task_sample(event: EventSpec, reading: Reading) -> bytes:
-    """Return the sample record of `event`, offcpu-task, of a reading of tasks."""
+    """Return a sample record of `event` (`offcpu-task`) that holds a reading: payload as raw data, stack, weight."""
     payload, addresses = reading
     code = [address for address in addresses if address < 2**47]  # a program may hold contexts of callchains there, too
     values, chain = TASKS.unpack(payload, NATIVE), np.array([CallchainContext.USER, *code], np.uint64)

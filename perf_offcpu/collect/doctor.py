@@ -33,7 +33,7 @@ from perf_offcpu.resources import PROGRAM, bpf_dir
 
 
 class State(enum.StrEnum):
-    """States of a part of the machine, as `perf-offcpu doctor` shows them."""
+    """State of a part of the machine, as `perf-offcpu doctor` shows it."""
 
     WORKS = "works"
     LIMITED = "limited"  # recording works, with less to show for it
@@ -42,7 +42,7 @@ class State(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The finding on one part of the machine: its group, name, state, facts found, and advice ("" for none)."""
+    """Result of checking one part of the machine: its group, name, state, the facts found, advice ("" for none)."""
 
     group: str
     part: str
@@ -66,7 +66,7 @@ _NEEDS = {
 
 
 def examine() -> Iterator[Finding]:
-    """Check each part that recording needs or profits from, in the order in which it would fail; yield findings."""
+    """Check each part of the machine that recording uses, essential ones first, and yield a finding for each."""
     bad: set[str] = set()
     for part, check in _CHECKS.items():
         lacking = [name for name in _NEEDS.get(part, ()) if name in bad]
@@ -159,7 +159,7 @@ def _capabilities() -> Result:
     if CAP_SYS_ADMIN in held:
         missing = [(name, without) for name, without in missing if name not in ("CAP_BPF", "CAP_PERFMON")]
     if not missing:
-        return True, "all that recording makes use of", ""
+        return True, "all that recording uses", ""
     advice = "; ".join(f"without {name}: {without}" for name, without in missing)
     return False, f"{len(missing)} of {len(privileges.USES)} are missing", advice
 
@@ -269,7 +269,7 @@ def _tracefs() -> Result:
     if not is_mounted and CAP_SYS_ADMIN in capabilities():
         return True, "not mounted yet: -e with a tracepoint mounts it", ""
     advice = "run as root" if is_mounted and os.geteuid() else f"as root: mount -t tracefs tracefs {TRACEFS}"
-    return False, f"not to be read on {platform.node()}: -e with a tracepoint fails", advice
+    return False, "cannot be read: -e with a tracepoint fails", advice
 
 
 _CHECKS: dict[str, Callable[[], Result]] = {

@@ -22,7 +22,7 @@ from perf_offcpu.collect.system.background import Future, in_background
 from perf_offcpu.collect.system.hotspot import awaited_locks
 from perf_offcpu.collect.wait_objects.owners import AwaitedLocks
 from perf_offcpu.losses import Losses
-from perf_offcpu.text import printable
+from perf_offcpu.text import Say, printable
 
 _FIRST_S, _LONGER, _LONGEST_S = 1.0, 2.0, 3600.0
 _MUCH, _SHARE = 1.02, 0.02
@@ -37,17 +37,17 @@ _MOST_TEXT: Final = 48 << 10  # bytes in a record, with room for its other parts
 
 
 class Jvms(MappingFollower):
-    """Follow processes that map libjvm.so; ask them for perf maps if `asks`, and have BPF programs (`maps`) tell their
-    stacks apart by interpreted methods. `say` is called once for each JVM that gives no names, and `lost` counts them.
-    `apart_ns`: without `maps`, the time from which no two waits share a copy of a stack; 0: they may at any time.
-    `recorded` returns the live pids that are recorded. `says_ended`: say how many JVMs ended before they were asked;
-    some of these may not have been recorded."""
+    """Follow processes that map libjvm.so, and, if `asks`, ask them for perf maps. `maps`: of the BPF programs, which
+    then give stacks with different interpreted methods different ids; None without BPF. `apart_ns`: without `maps`, the
+    time from which no two waits share a copy of a stack; 0: they may at any time. `say`: is called once for each JVM
+    that gives no names; `lost` counts these. `recorded`: returns the live pids that are recorded. `says_ended`: also
+    say how many JVMs ended before they were asked, some of which may not have been recorded."""
 
     needle = b"/libjvm.so"
 
     def __init__(
         self,
-        say: Callable[[str], None],
+        say: Say,
         lost: Losses,
         recorded: Callable[[], set[int]],
         maps: ProgramMaps | None,
@@ -59,7 +59,7 @@ class Jvms(MappingFollower):
         self._say, self._lost, self._recorded, self._asks, self._says_ended = say, lost, recorded, asks, says_ended
         self.maps: dict[int, bytes] = {}  # pid → lines of its perf map
         self._bpf_maps, self._always_ns = maps, apart_ns
-        self._apart_ns: dict[int, int] = {}  # pid → what `set_jvm` returned
+        self._apart_ns: dict[int, int] = {}  # pid → time that `set_jvm` returned
         self._due: dict[int, tuple[float, float]] = {}  # pid → monotonic time of the next question, time after it
         self._refused: set[int] = set()
         self._ended: set[int] = set()  # whose main thread has ended
@@ -67,7 +67,7 @@ class Jvms(MappingFollower):
         self._asking: Future[None] | None = None
 
     def see_mapping(self, record: memoryview) -> None:
-        """Take one MMAP2 record: a process that maps libjvm.so runs a JVM."""
+        """Take an MMAP2 record; if it maps libjvm.so, plan the first question to this process."""
         if not self._asks or not self.is_of_needle(record) or len(self._due) >= _MOST_JVMS:
             return
         if (pid := pid_of(record)) not in self._due:
@@ -75,7 +75,7 @@ class Jvms(MappingFollower):
             self._apart_ns[pid] = self._bpf_maps.set_jvm(pid) if self._bpf_maps else self._always_ns
 
     def see_task(self, kind: int, record: memoryview) -> None:
-        """Take a FORK or EXIT record."""
+        """Take a FORK or EXIT record; if a JVM's process has ended, stop asking it."""
         pid = ended_process(kind, record) if self._due else 0
         if plan := self._due.pop(pid, None):
             self._unasked += plan[1] == _FIRST_S
@@ -91,7 +91,7 @@ class Jvms(MappingFollower):
             self._asking = in_background(lambda: self._ask(due))
 
     def _forget_gone(self, maps: ProgramMaps) -> None:
-        """Undo `set_jvm` of processes all of whose threads have ended, not the main thread alone."""
+        """Call `forget_jvm` for processes of which all threads have ended, not the main thread alone."""
         # direct: whether a process exists
         for pid in [pid for pid in self._ended if not os.path.exists(f"/proc/{pid}")]:
             self._ended.remove(pid)
@@ -112,7 +112,7 @@ class Jvms(MappingFollower):
             self._unasked = 0
 
     def awaited_locks(self, pids: set[int]) -> AwaitedLocks:
-        """Return the locks for which threads of the JVMs among `pids` wait that can be read in time."""
+        """Return pid → locks with owners for which threads wait, for JVMs in `pids` that can be read in time."""
         read = {pid: in_background(partial(awaited_locks, pid)) for pid in by_turns(pids & self._due.keys())[:_AT_ONCE]}
         until_s = time.monotonic() + _LOCKS_S
         return {pid: locks.result() for pid, locks in read.items() if locks.wait(max(until_s - time.monotonic(), 0))}
@@ -135,8 +135,9 @@ class Jvms(MappingFollower):
             self._take(pid, b"!no time was left")
 
     def _take(self, pid: int, answer: bytes, cost_s: float = 0) -> None:
-        """Keep the answer of a JVM, which took `cost_s`; say once why it has none. As long as a JVM compiles much, the
-        time to the next question does not become longer, but questions take at most _SHARE of the time."""
+        """Keep the perf map that a JVM answered; if there is none, say and count that once. `answer`: "!" + problem.
+        `cost_s`: time that it took. As long as a JVM compiles much, the time to the next question does not become
+        longer, but questions take at most _SHARE of the time."""
         others = sum(len(text) for process, text in self.maps.items() if process != pid)
         if len(answer) + others > _MOST_KEPT:
             answer = b"!the maps of others take all room"
@@ -162,7 +163,7 @@ class Jvms(MappingFollower):
 
 
 def jit_payloads(pid: int, text: bytes) -> Iterator[bytes]:
-    """Yield raw payloads (abi.counters.JIT_MAP) of whole lines of a process's perf map."""
+    """Yield payloads (`abi.counters.JIT_MAP`) with the lines of a perf map, but for lines over _MOST_TEXT."""
     begin = 0
     while begin < len(text):
         end = text.rfind(b"\n", begin, begin + _MOST_TEXT) + 1 or text.find(b"\n", begin) + 1 or len(text)
@@ -173,8 +174,8 @@ def jit_payloads(pid: int, text: bytes) -> Iterator[bytes]:
 
 
 def lines_dropped(before: bytes, now: bytes, most: int) -> bytes:
-    """Return lines of an older map of a JVM that a newer one lacks, `most` bytes or nothing: code that was compiled
-    again meanwhile, in which waits were. Readers let later lines replace earlier ones, as memory of code is reused."""
+    """Return the lines of an older map of a JVM that a newer one lacks, b"" if they exceed `most` bytes: waits may lie
+    in code that was compiled again since. Readers let later lines replace earlier ones, as memory of code is reused."""
     kept = {*now.splitlines()}
     starts = {line.partition(b" ")[0] for line in kept}
     lines = [line for line in before.splitlines() if line not in kept and not line.startswith(b":apart")]

@@ -26,7 +26,7 @@ class Rotation:
     max_files: int = 0  # number of files to keep, the newest; 0 for all
 
     def is_due(self, size_bytes: int, seconds: float) -> bool:
-        """Return whether a file of this size and age has reached one of the limits."""
+        """Return True if a file of this size and age (s) has reached one of the limits."""
         return 0 < self.size_bytes <= size_bytes or 0 < self.seconds <= seconds
 
 
@@ -75,13 +75,13 @@ class RecordOptions(WaitOptions):
 
     @property
     def goroutine_rate_hz(self) -> int:
-        """Readings a second of goroutines; 0 for none."""
+        """Rate at which goroutines are read, in Hz; 0 if they are not read."""
         asked = not self.target.is_system if self.goroutines is None else self.goroutines
         return _GOROUTINE_RATE_HZ if asked else 0
 
     @property
     def is_steady(self) -> bool:
-        """True for recordings of the whole machine in several files, which run for days."""
+        """True for recordings of the whole machine with rotation and without a command: they may run for days."""
         return self.target.is_system and self.rotation is not None and not self.command
 
 

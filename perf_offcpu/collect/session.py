@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run a recording from beginning to end.
 
-    find the target, make the command's child, set up the kernel side         nothing is visible yet
-    track: side-band on · what is there already goes into the file
+    find the target, fork the command's child, load BPF, open events          nothing is visible yet
+    track: side-band on · existing tasks and mappings go into the file
     begin: waits and samples on · let the command go · give the file its name
     loop:  copy rings to the file until the command, the target, the time or a signal ends it
            sums so far, now and then
@@ -47,6 +47,7 @@ from perf_offcpu.collect.unprivileged.collector import UserCollector
 from perf_offcpu.collect.workload import SIGNAL_EXIT_BASE, Workload, let_last_thread_leave
 from perf_offcpu.errors import RecordingError
 from perf_offcpu.files import descriptor
+from perf_offcpu.text import Say
 
 TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGHUP)
 GRACE_S = 2.0  # a terminal sends these signals to the command, too, which may print a summary before it ends
@@ -54,20 +55,18 @@ PROGRESS_S = 0.5  # time between two calls that show progress
 LOOK_S = 1.0  # time between two looks for CPUs that went or came
 PAUSED_S = 60.0  # longest wait while recording pauses; a command, a signal or a ring that has filled ends it
 TICK_S = 0.006  # time between two drains as an ordinary user
-SECOND_S = 1.0  # as an ordinary user, between two readings of what is gone when threads end, and two progress lines
-
-Say = Callable[[str], None]
+SECOND_S = 1.0  # time between two readings of run-queue delays, and two progress lines, as an ordinary user
 
 
 def record(
     options: RecordOptions, say: Say, show: Say | None = None, ready: Callable[[], None] = lambda: None
 ) -> Summary:
-    """Make a recording; return when it is complete and the command, if any, has ended.
+    """Make a recording; return its summary when it is complete and the command, if any, has ended.
 
     Args:
         say: is called with a short sentence for each deviation from the options.
-        show: is called now and then with a line on the progress.
-        ready: is called once, when everything from then on is recorded.
+        show: is called every PROGRESS_S with a line on the progress.
+        ready: is called once, after recording has begun.
 
     Raises:
         TargetError: the target is not there, or the command cannot be run.
@@ -115,7 +114,8 @@ def _run(
     enders: list[int],
     ready: Callable[[], None],
 ) -> Summary:
-    """Record until something ends the recording; return its summary. `enders`: descriptors; a readable one ends it."""
+    """Record until something ends the recording; return its summary. `enders`: descriptors that end it when readable.
+    `ready`: is called once, after recording has begun."""
     try:
         session.begin(workload)
         ready()
@@ -125,7 +125,7 @@ def _run(
         try:
             session.record(waiter)
         except RecordingError:
-            # Most likely the disk is full: what is in the file is worth an end, if there is room for one.
+            # Most likely the disk is full: finish the file, if there is room, so that its content can be read.
             session.finish_somehow()
             raise
         session.summary.cpu_s = time.process_time() - begin_s
@@ -154,12 +154,12 @@ class Session:
         self.files = FileSeries(options, collector, self.requests, say)
         self.summary, self.close, self.finish_somehow = self.files.summary, self.files.close, self.files.finish_somehow
         self.hotplug = Hotplug(collector, options.output == STANDARD_OUTPUT, say)
-        # Recordings that run for days stay within what the machine can spare.
+        # Recordings that run for days take no CPU from others.
         self.priority = DrainPriority(not options.is_steady and not options.realtime_priority)
         self.paused = False
 
     def begin(self, workload: Workload | None) -> None:
-        """Begin to record: track, describe what exists, enable waits, start the command, give the file its name."""
+        """Begin to record: track, describe existing tasks, enable waits, start the command, give the file its name."""
         files = self.files
         self.collector.track()
         files.current.describe(files.drain)
@@ -172,7 +172,7 @@ class Session:
         files.while_draining(files.current.commit)
 
     def record(self, waiter: Waiter) -> None:
-        """Copy rings to the file, also after pauses, until something ends the recording; write the end."""
+        """Copy rings to the file, also after pauses, until something ends the recording; then finish the file."""
         while True:
             with self.priority.raised():
                 is_over = self._copy(waiter)
@@ -214,13 +214,13 @@ class Session:
         return True
 
     def _follow_cpus(self, waiter: Waiter) -> None:
-        """Open events on CPUs that came online, and write the tasks again: some may have started there before."""
+        """Open events on CPUs that came online, and describe tasks again, as some may have started there before."""
         if rings := self.hotplug.follow(self.files.current):
             waiter.add_rings(rings)
             self.files.describe_again()
 
     def _pause(self, waiter: Waiter) -> bool:
-        """Pause; return True when recording has gone on again, False if something ended it in the pause."""
+        """Pause the recording; return True once it has gone on, False if something ended it in the pause."""
         files = self.files
         files.end_part(self.collector.pause)
         files.current.pause(self.collector.span)
@@ -244,7 +244,7 @@ class Session:
     def _go_on(self, waiter: Waiter) -> None:
         """Go on after a pause, in the same file or a new one, and acknowledge the command of `--control`."""
         if not self.files.is_between:
-            self._follow_cpus(waiter)  # before waits are recorded of what started there
+            self._follow_cpus(waiter)  # before waits of tasks that started there are recorded
         self.files.resume()
         self.paused = False
         self.say("Events enabled")
@@ -259,18 +259,18 @@ def changed_cpus(
     before: Mapping[int, int], now: Mapping[int, int], without_ring: Iterable[int] = ()
 ) -> tuple[list[int], list[int]]:
     """Return (CPUs that went offline, CPUs that came online), ascending, from two results of `online_since`.
-    `without_ring`: CPUs that have lost their events; one of them that runs now was offline in between."""
+    `without_ring`: CPUs that have lost their events; if one of them is online now, it was offline in between."""
     recorded = before.keys() - set(without_ring)
     online = [cpu for cpu, since in now.items() if cpu not in recorded or before[cpu] != since]
     return sorted(recorded - now.keys()), sorted(online)
 
 
 class Hotplug:
-    """Record on CPUs that come online, and say so for each CPU that goes or comes. The kernel takes perf events off a
-    CPU that goes offline and does not put them back when it returns, so they are opened again there; not if `to_pipe`:
+    """Record on CPUs that come online, and say so for each CPU that goes offline or comes online. The kernel removes
+    the perf events of a CPU that goes offline, so they are opened again when it comes back; not if `to_pipe`, as
     the head of a pipe, with the ids of events, has been read by then."""
 
-    def __init__(self, collector: Collector, to_pipe: bool, say: Callable[[str], None]) -> None:
+    def __init__(self, collector: Collector, to_pipe: bool, say: Say) -> None:
         self._collector, self._to_pipe, self._say = collector, to_pipe, say
         now = online_since()
         self._cpus = {cpu: now[cpu] for cpu in collector.rings.owner.fds if cpu in now}
@@ -298,7 +298,7 @@ class Hotplug:
 
 class UserSession:
     """Run a recording of an ordinary user: of own threads, without BPF programs, pauses and further files. Rings are
-    emptied every TICK_S, because only threads that are known to sleep can be looked at."""
+    drained every TICK_S, because their records show which threads sleep and can be looked at."""
 
     def __init__(
         self, options: RecordOptions, collector: UserCollector, signals: RecordingSignals, say: Say, show: Say | None
@@ -311,7 +311,7 @@ class UserSession:
         say(f"[ perf-offcpu record: {losses.UNPRIVILEGED.text} ]")
 
     def begin(self, workload: Workload | None) -> None:
-        """Begin to record: describe what exists, start the command, give the file its name."""
+        """Begin to record: describe existing tasks, start the command, give the file its name."""
         self.collector.begin()
         self.file.describe(self.collector.drain)
         _refuse_interrupted(self.signals)
@@ -321,7 +321,7 @@ class UserSession:
         stepping_until(in_background(self.file.commit), self.collector.look)
 
     def record(self, waiter: Waiter) -> None:
-        """Look at threads, and copy rings to the file, until something ends the recording; write the end."""
+        """Look at threads, and copy rings to the file, until something ends the recording; then finish the file."""
         collector, file, summary = self.collector, self.file, self.summary
         self._copy(waiter)
         collector.read_waiting()
@@ -354,7 +354,7 @@ class UserSession:
                     self.show(self.summary.progress(self.collector, 0, self.file.size))
 
     def finish_somehow(self) -> None:
-        """Write as much of an end as is possible after an error, such as a full disk."""
+        """Finish the file as far as possible after an error, such as a full disk."""
         self.collector.end()
         self.file.finish_somehow(self.collector.span, {}, ())
 

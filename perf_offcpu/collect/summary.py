@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers of a recording: for the line on the terminal while it goes on, and for the line that ends it."""
+"""Numbers of a recording, for the progress line on the terminal and for the last line."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,12 +14,12 @@ from perf_offcpu.collect.unprivileged.collector import UserCollector
 from perf_offcpu.losses import LossCause
 
 Source = Collector | UserCollector
-"""The collector of BPF programs, or that of an ordinary user: both have what a file and its summary need."""
+"""The collector with BPF programs or the one without (`record --unprivileged`); a file and its summary take either."""
 
 
 @dataclass(slots=True)
 class Summary:
-    """Collect the numbers of a recording; complete once it has ended."""
+    """Numbers of a recording; complete after `complete` was called at its end."""
 
     path: str  # the file, or the last one of several
     status: int = 0  # exit status for the recorder: the command's, or 128 + the signal that ended the recording
@@ -36,7 +36,7 @@ class Summary:
     ring_fullest: float = 0.0  # largest fill of a ring, 0 to 1
     longest: TimeSpent = TimeSpent()  # the longest time between two drains of the rings
     cpu_s: float = 0.0  # CPU seconds of the recorder from the begin of the recording to the end of the file
-    remedy: str = ""  # where a ring was full, what the cause was and what helps
+    remedy: str = ""  # cause and remedy, if a ring was full; else ""
     programs: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """(runs, ns) of each BPF program; 0 unless sysctl kernel.bpf_stats_enabled is 1."""
 
@@ -56,8 +56,8 @@ class Summary:
         return {cause: count for cause, count in counts.items() if count}
 
     def progress(self, collector: Source, sums: int, file_bytes: int) -> str:
-        """Update the losses; return a line of some 80 characters on the recording. `sums`: written so far.
-        `file_bytes`: of the current file."""
+        """Update the losses; return a progress line of some 80 characters. `sums`: number of sums written so far.
+        `file_bytes`: size of the current file."""
         self.counters, self.lost_records = collector.counters(), sum(collector.lost_by_id().values())
         elapsed_s = (self.recorded_ns + now_ns() - collector.span.begin_ns) / 1e9
         lost, fill = sum(self.losses().values()), collector.rings.recent_fill()

@@ -26,7 +26,7 @@ _MAX_DIGITS = 18
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Say which tasks' waits and samples are recorded."""
+    """The tasks whose waits and samples are recorded."""
 
     processes: tuple[int, ...] = ()  # ids as the user sees them
     threads: tuple[int, ...] = ()  # likewise
@@ -70,16 +70,16 @@ def choose_target(
     cpus: str | None = None,
     groups: Sequence[str] = (),
 ) -> Target:
-    """Return the target of a command line, by perf's rules. `command`: there is a command. Next to -a, -p, -t, -u, -G
-    or -C it only sets the duration. `system`, `pids`, `tids`, `users`, `comms`, `cpus`, `groups`: values of -a, -p, -t,
-    -u, --comm, -C and -G. Raises UsageError: options contradict each other, or a list is empty or no list of ids;
+    """Return the target of a command line, by perf's rules. `command`: True if a command is given; next to -a, -p, -t,
+    -u, -G or -C it only sets the duration. `system`, `pids`, `tids`, `users`, `comms`, `cpus`, `groups`: values of -a,
+    -p, -t, -u, --comm, -C and -G. Raises UsageError: options contradict each other, a list is empty or malformed;
     TargetError: there is no such user, CPU or control group."""
     lists = [("-p", pids), ("-t", tids), ("-u", users), ("--comm", comms), ("-C", cpus)]
     for option, text in (*lists, *(("-G", group) for group in groups)):
         if text is not None and not text.strip():  # `-p "$(pgrep …)"` of a program that does not run
-            raise UsageError(f"{option} '{text}': nothing is named; leave {option} out if it is not to matter")
+            raise UsageError(f"{option} '{text}': nothing is named; leave {option} out to record regardless of it")
     if system and (pids or tids):
-        raise UsageError(f"-a is everybody, {'-p' if pids else '-t'} is not: choose one")
+        raise UsageError(f"-a records all tasks, {'-p' if pids else '-t'} only some: choose one")
     processes, forked, roots = _parse_processes(pids)
     return Target(
         processes=processes,
@@ -106,10 +106,10 @@ def _words(option: str, text: str | None) -> tuple[str, ...]:
     return words
 
 
-def _parse_ids(option: str, text: str | None) -> tuple[int, ...]:
+def _parse_ids(option: str, text: str | None, suffix: str = "") -> tuple[int, ...]:
     if text is None:
         return ()
-    words = text.replace(",", " ").split()
+    words = [word.removesuffix(suffix) for word in text.replace(",", " ").split()]
     ids = [int(word) for word in words if re.fullmatch(rf"\d{{1,{_MAX_DIGITS}}}", word, re.ASCII)]
     if not words or len(ids) < len(words) or 0 in ids:
         raise UsageError(f"{option} {text}: not a list of ids such as 17 or 17,18")
@@ -118,9 +118,8 @@ def _parse_ids(option: str, text: str | None) -> tuple[int, ...]:
 
 def _parse_processes(text: str | None) -> tuple[tuple[int, ...], frozenset[int], tuple[int, ...]]:
     """Parse -p; return (all pids, pids found only as descendants of roots, roots). `17+`: 17 is a root."""
-    words = (text or "").replace(",", " ").split()
-    named = _parse_ids("-p", None if text is None else ",".join(word.removesuffix("+") for word in words))
-    roots = [int(word[:-1]) for word in words if word.endswith("+")]
+    named = _parse_ids("-p", text, "+")
+    roots = [int(word[:-1]) for word in (text or "").replace(",", " ").split() if word.endswith("+")]
     forked = frozenset(descendants(roots) if roots else ()) - set(named)
     return (*named, *sorted(forked)), forked, tuple(roots)
 
@@ -169,7 +168,7 @@ def status_of(tid: int) -> dict[bytes, bytes]:
 
 
 def descendants(processes: Iterable[int]) -> list[int]:
-    """Return the pids of all descendants of some processes, ascending, without these processes themselves."""
+    """Return the ascending pids of all descendants of `processes`, without `processes` themselves."""
     children = defaultdict(list)
     for name in os.listdir("/proc"):
         if name.isdigit() and (parent := status_of(int(name)).get(b"PPid")):
@@ -184,7 +183,7 @@ def descendants(processes: Iterable[int]) -> list[int]:
 
 
 def left_out(processes: Iterable[int]) -> list[str]:
-    """Return a line of text for each process that has descendants which are not among `processes`."""
+    """Return a message for each process with descendants that are not in `processes`: they are not recorded."""
     chosen, lines = set(processes), []
     for pid in sorted(chosen):
         if number := len(set(descendants([pid])) - chosen):
@@ -232,7 +231,7 @@ class TargetWatch:
                 self.fds.add(open_pidfd(pid))
 
     def ended(self, fd: int) -> bool:
-        """Note that the target of `fd` has ended; return whether it was the last one."""
+        """Close and forget `fd`, whose target has ended; return True if no other target is left."""
         self.fds.discard(fd)
         os.close(fd)
         return not self.fds

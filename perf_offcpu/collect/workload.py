@@ -57,7 +57,7 @@ class Workload:
         return pid
 
     def start(self) -> None:
-        """Let the command run; return after its exec. Raises TargetError, with status 127 or 126."""
+        """Let the command run; return after its exec. Raises TargetError: exec failed; exit_status is 127 or 126."""
         os.write(self._go, b"g")
         code = os.read(self._error, 16)
         if code:
@@ -82,7 +82,7 @@ class Workload:
         return self.wait()
 
     def close(self) -> None:
-        """End the command, whether it was started or not."""
+        """Close the pipes, end the command, whether it was started or not, and close `pidfd`."""
         for fd in (self._go, self._error):
             os.close(fd)
         self.end()
@@ -105,7 +105,7 @@ def _run_child(argv: tuple[str, ...], go_fd: int, error_fd: int, mask: set[int |
 
 
 def _reset_signals() -> None:
-    """Set the dispositions that the command would have without Python in between."""
+    """Restore the signal dispositions that a command has if a shell, not Python, starts it."""
     signal.set_wakeup_fd(-1)
     for signum in _ENDING_SIGNALS:
         if signal.getsignal(signum) is not signal.SIG_IGN:  # nohup is meant for the command, too

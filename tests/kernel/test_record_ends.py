@@ -278,7 +278,7 @@ def test_rings_are_smaller_where_memory_may_not_be_locked_and_that_is_said(tmp_p
     limits = "setpriv --bounding-set=-ipc_lock,-sys_admin,-sys_resource prlimit --memlock=65536:65536"
     done = under(f"{limits} {{record}}", tmp_path, "-m 64M")
     assert done.returncode == 0, done.stderr
-    assert "ring buffers of 65536 kB per CPU are not to be had, using " in done.stderr
+    assert "ring buffers of 65536 kB per CPU are refused, using " in done.stderr
     load_recording(tmp_path / "perf.data")
 
 

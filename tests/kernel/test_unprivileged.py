@@ -321,7 +321,7 @@ def works(without: str, napper: int, cwd: Path) -> set[str]:
         "maps of others": bool(names),
         "closed files": any(name.endswith("/napper") and build_id for name, build_id in names.items()),
         "kernel map": any("kernel.kallsyms" in name for name in kernel_names(recording)),
-        "large rings": not any("are not to be had" in line for line in said),
+        "large rings": not any("per CPU are refused" in line for line in said),
         "priority": nice < 0,
     }
     return {feature for feature, is_there in facts.items() if is_there}

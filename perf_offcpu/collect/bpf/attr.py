@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layouts and numbers of the bpf(2) system call: `union bpf_attr`, `struct bpf_prog_info` and their enums. Names and
 order are those of include/uapi/linux/bpf.h. Everything named here exists since Linux 5.13 or longer. Structures end
-with the last member that is used: the kernel takes what follows for zero."""
+with the last member that is used: the kernel takes missing members for zero."""
 
 import ctypes
 import enum

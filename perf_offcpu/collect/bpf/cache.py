@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled programs on disk, so that bcc and its 100 MB are loaded once, not at each start.
+"""Compiled BPF programs on disk, so that bcc and its 100 MB are loaded once, not at each start.
 
     $XDG_CACHE_HOME/perf-offcpu/programs/HEX-HEX.program        (`perf_offcpu.cache` says in which format)
 
@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.cache import DiskCache
-from perf_offcpu.collect.bpf.compile import compiled, compiler, is_led_elsewhere
+from perf_offcpu.collect.bpf.compile import compiled, compiler, has_other_headers
 from perf_offcpu.collect.bpf.kernel.facts import kernel_identity
 from perf_offcpu.collect.bpf.object import BpfObject, MapShape, describe, linked
 from perf_offcpu.collect.system.privileges import too_many_files
@@ -43,7 +43,7 @@ _COLUMN = "json"
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Hold all inputs of a compilation, from which the name of the cache file is derived."""
+    """All inputs of a compilation, from which the name of the cache file is derived."""
 
     source: Path  # the C file; `include/` next to it serves as kernel headers
     kernel: Mapping[str, int | str]  # preprocessor constants for facts about the running kernel
@@ -53,7 +53,7 @@ class Recipe:
 
     @property
     def defines(self) -> dict[str, int | str]:
-        """All preprocessor constants, of the kernel and of the options."""
+        """All preprocessor constants: `kernel` and `options`."""
         return {**self.kernel, **self.options}
 
     def kernel_key(self) -> str:
@@ -113,21 +113,21 @@ class ProgramCache:
         self._files.remove(recipe.name())
 
     def count(self, recipe: Recipe) -> int:
-        """Return the number of cache files for these sources and this kernel, with any options."""
+        """Return the number of cache files for the sources and the kernel of a recipe, with any options."""
         key = recipe.kernel_key()
         return sum(name.startswith(key) and name.endswith(_SUFFIX) for name in self._files.names())
 
 
 Load = Callable[[Mapping[str, bytes], Mapping[str, int]], None]
-"""Loads programs. Arguments: function name → instructions, map name → descriptor, valid during the call only. If it
-raises OSError (VerifierError is one), it has closed all descriptors that it had opened."""
+"""Loads programs. Arguments: function name → instructions; map name → descriptor, valid during the call only. Before it
+raises OSError (VerifierError is one), it closes all descriptors that it has opened."""
 
 
 def build(recipe: Recipe, load: Load, cache: ProgramCache | None) -> None:
     """Call `load` with the programs and maps of a recipe, from the cache or compiled (always, if `cache` is None or the
-    user has set BCC_KERNEL_SOURCE). Raises CapabilityError: no bcc, and no programs in the cache; too many open files.
-    Raises RecordingError: the source does not compile. Raises OSError: as `load` does."""
-    cache = None if is_led_elsewhere() else cache
+    user has set BCC_KERNEL_SOURCE). Raises CapabilityError: no bcc, and no programs in the cache; or too many open
+    files; RecordingError: the source does not compile; OSError: as `load` does."""
+    cache = None if has_other_headers() else cache
     cached, here = (cache.read(recipe), compiler()) if cache else (None, "")
     if cache and cached and here in (cached.compiler, "") and _load_cached(cached, recipe, load, cache):
         return

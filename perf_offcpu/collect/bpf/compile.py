@@ -6,8 +6,7 @@ package named `bcc` on PyPI is another program.) It asks for kernel headers, whi
 holds the few declarations that it needs, and BCC_KERNEL_SOURCE names that directory.
 
 Only the compiler is used. bcc also creates the maps that the source declares and writes the numbers of their
-descriptors into the instructions, so programs have to be loaded while its module exists. Afterwards it is freed, with
-LLVM's memory."""
+descriptors into the instructions, so programs must be loaded before its module, with LLVM's memory, is freed."""
 
 import atexit
 import ctypes
@@ -37,7 +36,7 @@ _INSTALL = (
 
 
 def import_bcc() -> ModuleType:
-    """Import the BPF Compiler Collection. Raises CapabilityError: it is missing, broken, or a namesake."""
+    """Import and return bcc. Raises CapabilityError: it is missing or broken, or another package has its name."""
     try:
         with warnings.catch_warnings(action="ignore"):  # 0.37 with Python 3.14: its ctypes structures
             import bcc
@@ -52,7 +51,7 @@ def import_bcc() -> ModuleType:
 
 
 def compiler() -> str:
-    """Describe the installed bcc by its files, without importing it; "" if it is not installed."""
+    """Return a text that identifies the installed bcc by its files, without importing it; "" if there is none."""
     try:
         spec = importlib.util.find_spec("bcc")
     except ValueError:  # a module of this name that no file was loaded for
@@ -71,7 +70,7 @@ def _library_directories() -> list[str]:
 
 
 def _identity(path: Path) -> str:
-    """Return path, size in bytes and mtime in ns of a file, as text that differs if the file was replaced."""
+    """Return a text that changes if a file is replaced: its path, size in bytes and mtime in ns."""
     try:
         status = path.stat()  # direct: asks about the compiler's own files
     except OSError:
@@ -80,8 +79,8 @@ def _identity(path: Path) -> str:
     return f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"
 
 
-def is_led_elsewhere() -> bool:
-    """Return True if BCC_KERNEL_SOURCE is set: the user has bcc compile with other headers."""
+def has_other_headers() -> bool:
+    """Return True if the user has set BCC_KERNEL_SOURCE, so that bcc compiles with other headers."""
     return _KERNEL_SOURCE in os.environ
 
 
@@ -89,15 +88,11 @@ def is_led_elsewhere() -> bool:
 def compiled(
     source: Path, defines: Mapping[str, int | str], functions: Sequence[str], maps: Sequence[str]
 ) -> Iterator[tuple[dict[str, bytes], dict[str, int]]]:
-    """Compile a C file for BPF and create the maps that it declares, for as long as the `with` block lasts.
-
-    Raises CapabilityError: no bcc. Raises RecordingError: it does not compile; the message ends with the compiler's
-    output.
-
-    `source`: the file; `include/` next to it serves as kernel headers, its directory for #include "…". `defines`:
-    preprocessor constants. `functions`: names of the programs to return. `maps`: names of the maps to return. Yield
-    instructions by function name, and by map name the descriptors that they refer to. These belong to bcc: a caller
-    that needs one after the block duplicates it."""
+    """Compile a C file for BPF and create the maps that it declares, for as long as the `with` block lasts. Yield
+    (function name → instructions, map name → descriptor, to which the instructions refer). The descriptors belong to
+    bcc: a caller that needs one after the block duplicates it. `source`: the file; `include/` next to it serves as
+    kernel headers, its directory for #include "…". `defines`: preprocessor constants. `functions`, `maps`: names of the
+    programs and maps to return. Raises CapabilityError: no bcc; RecordingError: the source does not compile."""
     bcc = import_bcc()
     module = _compile(bcc, source, [f"-D{name}={value}" for name, value in defines.items()])
     try:
@@ -113,7 +108,7 @@ def _compile(bcc: ModuleType, source: Path, flags: list[str]) -> Any:
     with _kernel_source(source.parent), _captured_output() as captured:
         try:
             # direct: the package's own sources
-            return bcc.BPF(text=_whole(source).encode(), cflags=[*flags, f"-I{source.parent.resolve()}"])
+            return bcc.BPF(text=_with_headers(source).encode(), cflags=[*flags, f"-I{source.parent.resolve()}"])
         except Exception as error:  # bcc raises no narrower class
             _flush()
             if os.strerror(errno.EMFILE) in _text(captured):
@@ -124,9 +119,9 @@ def _compile(bcc: ModuleType, source: Path, flags: list[str]) -> Any:
             ) from error
 
 
-def _whole(source: Path, included: set[str] | None = None) -> str:
+def _with_headers(source: Path, included: set[str] | None = None) -> str:
     """Return a C file with its headers from the same directory inserted, because bcc rewrites uses of maps only in the
-    main file. `included`: names of the headers inserted so far, which are left out; extended."""
+    main file. `included`: names of the headers inserted so far, which are not inserted again; updated."""
     included = set() if included is None else included
     lines = []
     # direct: the package's own sources
@@ -136,7 +131,7 @@ def _whole(source: Path, included: set[str] | None = None) -> str:
             lines.append("" if line == "#pragma once" else line)
         elif named[1] not in included:
             included.add(named[1])
-            part = _whole(source.with_name(named[1]), included)
+            part = _with_headers(source.with_name(named[1]), included)
             lines += [f'#line 1 "{named[1]}"', part, f'#line {number + 1} "{source.name}"']
         else:
             lines.append("")
@@ -149,8 +144,8 @@ def _function(lib: Any, handle: int, name: bytes) -> bytes:
 
 @contextmanager
 def _kernel_source(directory: Path) -> Iterator[None]:
-    """Set BCC_KERNEL_SOURCE to the directory during the block, unless the user has set it."""
-    if is_led_elsewhere():
+    """Set BCC_KERNEL_SOURCE to the directory during the `with` block, unless the user has set it."""
+    if has_other_headers():
         yield
         return
     os.environ[_KERNEL_SOURCE] = str(directory.resolve())  # direct: the package's own directory
@@ -186,6 +181,6 @@ def _flush() -> None:
 
 
 def _text(captured: IO[bytes], limit: int = 4000) -> str:
-    """Return the first `limit` bytes of the captured output as text: the first error matters."""
+    """Return the first `limit` bytes of the captured output as text."""
     captured.seek(0)
     return captured.read(limit).decode(errors="replace").strip()

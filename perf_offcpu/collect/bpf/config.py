@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configuration of the BPF program. States of a thread off the CPU have the letters of ps and perf. The BPF program
-defines them (`mode_of()` in bpf/facts.h): S and D include the freezable states, D also the killable ones; the raw state
-in the file tells these apart. Q, which ps has not: runnable, but the control group's quota of CPU time is used up."""
+defines them (`mode_of()` in bpf/facts.h): S and D include the freezable states, D also the killable ones, which differ
+in the raw state in the file. Q, which ps lacks: runnable, but the control group's quota of CPU time is used up."""
 
 import enum
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ STACK_PERIOD_NS = 1_000_000
 
 
 class Targets(enum.StrEnum):
-    """Ways to choose the tasks whose waits are recorded."""
+    """Way to choose the tasks whose waits are recorded."""
 
     ALL = "all"  # all tasks but kernel threads
     PIDS = "pids"  # processes added by id, and the threads and children that they start from then on
@@ -27,7 +27,7 @@ class Targets(enum.StrEnum):
 
 
 class ShortWaits(enum.StrEnum):
-    """Ways to handle waits under the threshold."""
+    """Way to handle waits under the threshold."""
 
     SAMPLED = "sampled"  # sum them by thread, state, system call and cgroup; take the stacks of some, by their time
     STACKS = "stacks"  # sum them by user stack, too: each wait's stack is walked
@@ -35,16 +35,8 @@ class ShortWaits(enum.StrEnum):
     DROP = "drop"  # leave them out; count only their number and time
 
 
-MODES = {
-    "S": "interruptible",
-    "D": "uninterruptible",
-    "I": "idle",
-    "T": "stopped",
-    "t": "traced",
-    "R": "preempted",
-    "P": "other",
-    "Q": "throttled",
-}
+_MODES = "interruptible uninterruptible idle stopped traced preempted other throttled".split()
+MODES = dict(zip("SDITtRPQ", _MODES, strict=True))
 """Letter → enumerator of `enum offcpu_mode` (bpf/off_cpu.h)."""
 
 DEFAULT_STATES = "SDITtQ"
@@ -52,17 +44,17 @@ DEFAULT_STATES = "SDITtQ"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitOptions:
-    """The user's options that say which waits the BPF program records, and how."""
+    """Options of the user that decide which waits the BPF program records, and how."""
 
     threshold_ns: int = DEFAULT_THRESHOLD_NS  # shortest wait that becomes a sample; 0: every wait
     off_cpu_period_ns: int = 0  # off-CPU time of a thread for each sample; 0: use the threshold instead
-    short_waits: ShortWaits = ShortWaits.SAMPLED  # what becomes of waits under the threshold
+    short_waits: ShortWaits = ShortWaits.SAMPLED  # how waits under the threshold are handled
     min_block_ns: int = 0  # shorter waits are left out and counted
     max_rate: int = 0  # samples a second above which the threshold rises by itself; 0 for any number
     kernel_stacks: bool = True  # callchains of samples have a kernel part
-    wakers: bool = True  # trace wake-ups: to tell blocked time from run-queue delay, and the waker
+    wakers: bool = True  # trace wake-ups: to separate blocked time from run-queue delay, and to record the waker
     waker_stacks: bool = False  # take the waker's stack, for waits that are over the threshold at the wake-up
-    objects: bool = True  # note what each wait over the threshold was for: the file, socket, pipe, lock or process
+    objects: bool = True  # note the object of each wait over the threshold: file, socket, pipe, lock or process
     object_names: bool = True  # note names and paths of these objects
     lock_owners: bool = False  # note who holds a lock when a wait for it begins
     python: bool = True  # read the Python functions of waits over the threshold
@@ -72,7 +64,7 @@ class WaitOptions:
 
     @property
     def least_ns(self) -> int:
-        """The length of the shortest wait that may become a sample, ns."""
+        """Length of the shortest wait that may become a sample, ns."""
         return 0 if self.off_cpu_period_ns else self.threshold_ns
 
 
@@ -103,14 +95,14 @@ class OffCpuConfig(WaitOptions):
     target_entries: int = 1024
     object_entries: int = 16384  # objects that are known to have been described; the least recently used are forgotten
     python_entries: int = 4096  # processes that run Python
-    jvm_entries: int = 256  # JVMs whose stacks are told apart by interpreted methods
+    jvm_entries: int = 256  # JVMs whose stacks get numbers by interpreted methods, too (`ProgramMaps.set_jvm`)
     code_entries: int = 32768  # Python functions that are known to have been described
     new_code_entries: int = 2048  # Python functions that may be found between two calls of `take_codes`
     new_object_entries: int = 4096  # objects that may be found between two calls of `take_objects`
 
 
 def parse_states(text: str) -> str:
-    """Return the letters of a list such as "S,D,R". Raises UsageError: one is no state, or the list is empty."""
+    """Return the letters of a list such as "S,D,R" without commas. Raises UsageError: one is no state (`MODES`)."""
     letters = [letter.strip() for letter in text.split(",")]
     for letter in letters:
         if letter not in MODES:

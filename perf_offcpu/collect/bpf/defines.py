@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Derive from config and kernel what the BPF program needs: tracepoints, constants of the compiler, control values, and
+"""Derive the inputs of the BPF program from config and kernel: tracepoints, preprocessor constants, control values, and
 late values, known only at loading (`enum offcpu_late`). bpf/off_cpu.bpf.c and bpf/targets.h explain the constants."""
 
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ _ON_BIRTH = {"offcpu_fork": "sched_process_fork", "offcpu_exec": "sched_process_
 _PID_NAMESPACE = Path("/proc/self/ns/pid")
 FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 _WINDOWS_A_SECOND = 10  # of the limit of the rate
-_LEAST_IN_WINDOW = 50  # samples that tell their rate well enough for a period (bpf/period.h)
+_LEAST_IN_WINDOW = 50  # samples whose number shows their rate well enough to adjust a period (bpf/period.h)
 EARLY_BELOW_NS = 10_000
 """Threshold, ns, below which most waits of a busy machine become samples: kernel stacks are taken before the switch."""
 
 
 def tracepoints_of(config: OffCpuConfig, facts: KernelFacts) -> dict[str, str]:
-    """Return BPF function → tracepoint, in the order of attachment. sched_switch comes last, so that the wake-up and
-    the end of each wait whose start it notes are traced."""
+    """Return BPF function → tracepoint, in the order of attachment. sched_switch comes last, so that for each wait
+    whose begin it notes, wake-up and end are traced, too."""
     births = {} if config.targets is Targets.ALL else _ON_BIRTH
     at_exit = _ON_EXIT if facts.has_exit_tp and not config.in_switch else {}
     wake_ups = {"offcpu_waking": "sched_waking"} if config.wakers else {}
@@ -35,8 +35,9 @@ def tracepoints_of(config: OffCpuConfig, facts: KernelFacts) -> dict[str, str]:
 
 
 def option_defines(config: OffCpuConfig, facts: KernelFacts, at_exit: bool, by_probe: bool) -> dict[str, int | str]:
-    """Return the constants for off_cpu.bpf.c that depend on the config. `at_exit`: waits end in the sleeper's context,
-    `by_probe`: by a kprobe. Raises CapabilityError: the kernel lacks members that `off_cpu_period_ns` needs."""
+    """Return the preprocessor constants for off_cpu.bpf.c that depend on the config. `at_exit`: waits end in the
+    sleeper's own context (`OffCpuProgram.ends_at_exit`). `by_probe`: a kprobe does that. Raises CapabilityError: the
+    kernel lacks members that `off_cpu_period_ns` needs."""
     if config.off_cpu_period_ns and not (facts.defines["TASK_LAST_QUEUED"] and facts.defines["RQ_CLOCK"]):
         raise CapabilityError(
             "this kernel does not note since when a thread waits for a CPU (CONFIG_SCHED_INFO), as sampling "
@@ -87,38 +88,35 @@ def _object_defines(config: OffCpuConfig, facts: KernelFacts) -> dict[str, int |
     }
 
 
+_AS_CONFIGURED = (
+    "min_block_ns by_user by_cpu by_comm copy_bytes kernel_threads kernel_stacks wakers objects object_names".split()
+)
+"""Members of `struct offcpu_control` with name and value of a field of `OffCpuConfig`."""
+
+
 def control_values(config: OffCpuConfig, modes: Sequence[str], at_exit: bool) -> dict[str, int]:
     """Return name → value of the members of `struct offcpu_control` (bpf/off_cpu.h), which the programs read as they
     run. `modes`: enumerators of `enum offcpu_mode`. `at_exit`: as `OffCpuProgram.ends_at_exit`."""
     targets = config.targets
     return {
+        **{name: getattr(config, name) for name in _AS_CONFIGURED},
         "threshold_ns": config.least_ns,
         "period_ns": config.off_cpu_period_ns or STACK_PERIOD_NS,
-        "min_block_ns": config.min_block_ns,
         **_rate_window(config),
         "states": sum(1 << modes.index(MODES[letter]) for letter in set(config.states)),
         "everybody": targets is Targets.ALL,
         "by_process": targets in (Targets.PIDS, Targets.TASKS, Targets.COMMAND),
         "by_thread": targets in (Targets.TIDS, Targets.TASKS),
-        "by_user": config.by_user,
-        "by_cpu": config.by_cpu,
-        "by_comm": config.by_comm,
-        "copy_bytes": config.copy_bytes,
         "copy_budget": COPIES_A_SECOND,
-        "kernel_threads": config.kernel_threads,
-        "kernel_stacks": config.kernel_stacks,
         "defer_user": at_exit and config.deferred_stacks,
-        "wakers": config.wakers,
         "drop_short": config.short_waits is ShortWaits.DROP,
-        "objects": config.objects,
-        "object_names": config.object_names,
     }
 
 
 def _rate_window(config: OffCpuConfig) -> dict[str, int]:
-    """Return `window_ns`, over which the rate is limited, and `max_rate`, the samples allowed in it (0: any number). A
-    raised threshold leaves waits out for the rest of a window, which must therefore be short. A period is adjusted to
-    the number of samples in a window, so a window must allow at least _LEAST_IN_WINDOW."""
+    """Return `window_ns`, the time over which samples are counted, and `max_rate`, the samples allowed in it (0: any
+    number). With a threshold the window is short: a raised threshold leaves waits out for its rest. With a sampling
+    period it allows at least _LEAST_IN_WINDOW samples, by whose number the period is adjusted."""
     most = max(1, config.max_rate // _WINDOWS_A_SECOND) if config.max_rate else 0
     if not most or not config.off_cpu_period_ns:
         return {"max_rate": most, "window_ns": 10**9 // _WINDOWS_A_SECOND}
@@ -127,20 +125,19 @@ def _rate_window(config: OffCpuConfig) -> dict[str, int]:
 
 
 def target_defines(config: OffCpuConfig) -> dict[str, int]:
-    """Return the constants for targets.h. Raises CapabilityError: the kernel lacks the controller `config.by_group`."""
+    """Return the constants for targets.h. Raises CapabilityError: the kernel lacks the cgroup controller `by_group`."""
     group = 0 if config.by_group is None else 2 if config.by_group else 1
     css = controller_offset(Btf.load(), config.by_group) if config.by_group else 0
     if css is None:
-        raise CapabilityError(
-            f"this kernel has no control group controller {config.by_group}", "name a group of another hierarchy"
-        )
+        raise CapabilityError(f"this kernel has no cgroup controller {config.by_group}", "use another hierarchy")
     return {"OFFCPU_BY_GROUP": group, "CSS_SET_CSS": css}
 
 
 def late_values(facts: KernelFacts) -> dict[str, int]:
-    """Return enumerator of `enum offcpu_late` (bpf/off_cpu.h) → value, which the loader writes into the programs. A
-    missing enumerator counts as 0, code not found: stacks then keep the scheduler's frames, those of wakers the frames
-    of tracing, each softirq is an interrupt. Raises CapabilityError: this process's pid namespace cannot be found."""
+    """Return enumerator of `enum offcpu_late` (bpf/off_cpu.h) → value: pid namespace, addresses and sizes of kernel
+    code. The loader writes them into the programs. Code that was not found is missing and counts as 0: then stacks keep
+    the scheduler's frames, stacks of wakers the frames of tracing, and each softirq counts as an interrupt. Raises
+    CapabilityError: the pid namespace cannot be read."""
     namespace = _PID_NAMESPACE.stat().st_ino
     level = 0 if namespace == FIRST_PID_NAMESPACE else pid_namespace_level(facts.defines)
     values = {"pid_level": level, "pid_namespace": namespace}

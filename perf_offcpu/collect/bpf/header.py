@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the declarations that the BPF program and user space share from the C header bpf/off_cpu.h. The header has the
-structures of map keys and values and the enumerations of their values. A second declaration in Python could differ, so
-the few simple declarations are parsed: enumerators that count from 0, structures of integers and of arrays of integers,
-integer `#define`s, and enumerators with a value."""
+"""Read the declarations that the BPF program and user space share from the C header bpf/off_cpu.h: structures of map
+keys and values, and enumerations. They are parsed, so that none is repeated in Python: enumerators that count from 0 or
+have a value, structures of integers and of arrays of integers, and integer `#define`s."""
 
 import re
 from collections.abc import Mapping
@@ -25,15 +24,15 @@ _PREFIX = "offcpu_"
 
 @dataclass(frozen=True, slots=True)
 class SharedHeader:
-    """Hold the declarations of `bpf/off_cpu.h`; names without the prefix `offcpu_`, enumerators in lower case."""
+    """Declarations of a BPF header; names lack the prefix `offcpu_`, enumerators are in lower case."""
 
     enums: Mapping[str, tuple[str, ...]]  # enumerators in order: the first is 0
     structs: Mapping[str, np.dtype[Any]]  # structures with the padding of C, as in maps
-    constants: Mapping[str, int]  # integer `#define`s and enumerators with a value, by their whole names
+    constants: Mapping[str, int]  # integer `#define`s and enumerators with a value, by their names in C
 
 
 def read_header(path: Path) -> SharedHeader:
-    """Parse the enumerations, structures and integer `#define`s of a header."""
+    """Parse the enumerations, structures and integer `#define`s of a C header."""
     text = _COMMENT.sub("", path.read_text())  # direct: the package's own header
     constants = {name: int(value, 0) for name, value in _CONSTANT.findall(text)}
     blocks = [(kind, name.removeprefix(_PREFIX), body) for kind, name, body in _BLOCK.findall(text)]

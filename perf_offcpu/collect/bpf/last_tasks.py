@@ -21,7 +21,7 @@ WAITING_FOR_CPU = "runnable", "throttled", "preempted"
 
 @dataclass(frozen=True, slots=True)
 class LastTasks:
-    """Tasks that lived when the recording, or a file of it, ended."""
+    """States of the recorded tasks that lived when the recording, or a file of it, ended."""
 
     end_ns: int  # time of that end
     tasks: NDArray[Any]  # rows of `struct offcpu_last`
@@ -30,24 +30,24 @@ class LastTasks:
     budgets: NDArray[Any]
     """Rows of `struct offcpu_budget`, complete up to `end_ns` or a little later; empty without budgets."""
     copies: tuple[bytes, ...] = ()
-    """The top of the user stack of each row of `tasks`, b"" where it was not copied; () without copies."""
+    """Copy of the top of the user stack of each row of `tasks`, b"" if it was not copied; () without copies."""
     payloads: tuple[bytes, ...] = ()
-    """Payloads for the event `offcpu-counters`: Python functions and loops of waiting tasks, locks of JVMs."""
+    """Payloads for `offcpu-counters`: Python functions and event loops of waiting tasks, locks of JVMs."""
 
     def waiting(self) -> NDArray[np.int64]:
         """Return int64: indices in `tasks` of the tasks that wait in a recorded state."""
         return np.flatnonzero(self.tasks["waits"])
 
     def stand_still(self, later: "LastTasks") -> NDArray[np.bool_]:
-        """Return bool[n], per row of `tasks`: True if a `later` iteration finds as many switches of the task."""
+        """Return bool[n], per row of `tasks`: True if the task has not run until `later`, by its number of switches."""
         return _are_among(self.tasks, later.tasks, ("tid", "nr_switches"))
 
     def unless_disturbed(self, later: "LastTasks", drained_ns: int) -> "LastTasks":
-        """Return a copy in which only reliable waits and budgets count: tasks may have run while the iterator did. A
-        wait is reliable if a `later` run of the iterator finds it, too: then its stacks did not change during this run.
-        Other rows get `waits` 0. A budget is reliable if its `ns` add up; otherwise it was read while it changed, and
-        the later run's is taken, if reliable. Waits and budgets that began after `drained_ns`, a time before the last
-        drain of the rings, are left out: the record that names the thread may be in a ring. A later file has them."""
+        """Return a copy with reliable waits and budgets only: tasks may have run while the iterator did. A wait is
+        reliable if a `later` run of the iterator finds it, too: then its stacks did not change during this run. Other
+        rows get `waits` 0. A budget is reliable if its `ns` add up to its length; else it was read while it changed,
+        and that of the later run is taken, if reliable. Waits and budgets that began after `drained_ns`, a time before
+        the last drain of the rings, are left out: the record that names the thread may be in a ring."""
         tasks = self.tasks.copy()
         same = _are_among(tasks, later.tasks[later.waiting()], ("tid", "mode", "switch_out_ns"))
         tasks["waits"] *= same & (tasks["switch_out_ns"] < drained_ns)
@@ -60,26 +60,26 @@ class LastTasks:
 
 
 def _sound(budgets: NDArray[Any]) -> NDArray[Any]:
-    """Return the budgets whose ns add up to end_ns - begin_ns."""
+    """Return the budgets whose `ns` add up to `end_ns` - `begin_ns`."""
     adds_up = budgets["ns"].sum(axis=1) == budgets["end_ns"] - budgets["begin_ns"]
     return budgets[np.flatnonzero(adds_up)]
 
 
 def _are_among(rows: NDArray[Any], others: NDArray[Any], names: tuple[str, ...]) -> NDArray[np.bool_]:
-    """Return bool[n]: True for rows whose fields `names` equal those of a row of `others`."""
+    """Return bool[n]: True for each of `rows` whose fields `names` equal the same fields of some row of `others`."""
     return is_among(joined_fields(rows, names), np.sort(joined_fields(others, names)))
 
 
 def joined_fields(rows: NDArray[Any], names: tuple[str, ...]) -> NDArray[Any]:
-    """Return one value (dtype V, 8 bytes per name) for each row: its fields `names` as u64, joined to be compared."""
+    """Return void[n], 8 bytes per name: the fields `names` of each row as u64, side by side, to be compared as one."""
     fields = np.stack([rows[name].astype(np.uint64) for name in names], axis=1)
     joined: NDArray[Any] = np.ascontiguousarray(fields).view(f"V{8 * len(names)}").reshape(-1)
     return joined
 
 
 def parse_tasks(raw: bytes, header: SharedHeader, end_ns: int, with_budget: bool) -> LastTasks:
-    """Parse `raw`, the output of the iterator. `header`: layouts of its structures. `end_ns`: end of the recording or
-    file: a task that began to wait later does not count as waiting. `with_budget`: `raw` contains budgets."""
+    """Parse `raw`, the output of the BPF iterator over tasks. `header`: layouts of its structures. `end_ns`: end of the
+    recording or file; waits that began later do not count. `with_budget`: `raw` contains budgets."""
     task, budget = header.structs["last"], header.structs["budget"]
     rows, budgets, offset = [], [], 0
     frames: dict[str, list[U64]] = {"nr_kernel": [], "nr_user": []}
@@ -108,7 +108,7 @@ def parse_tasks(raw: bytes, header: SharedHeader, end_ns: int, with_budget: bool
 
 
 def _complete(budgets: NDArray[Any], tasks: NDArray[Any], header: SharedHeader, end_ns: int) -> None:
-    """Extend the budgets (row i: of task i) in place from the last change of the task's mode to `end_ns`."""
+    """Extend the budgets (row i: of task i) in place, from the last change of the task's mode to `end_ns`."""
     modes = header.enums["mode"]
     since = tasks["switch_out_ns"]
     # A program that was at work when the recording ended may have noted a change just after the end.

@@ -39,45 +39,45 @@ MAP_NAMES = (
 )  # fmt: skip
 
 _SETTLED_NS = 1_000_000  # after it no program runs that has missed an entry of a map
-_MOST_OBJECTS = 1 << 14  # items that are taken at once: several times what a queue holds
+_MOST_OBJECTS = 1 << 14  # items that are taken at once: several times the size of a queue
 
 
 @dataclass(frozen=True, slots=True)
 class UserStacks:
-    """User stacks: row i of `ips`, leaf first, is the stack with hash hashes[i] (ascending)."""
+    """User stacks by hash: row i of `ips`, leaf first, is the stack with the hash hashes[i]; `hashes` ascend."""
 
     hashes: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
     ips: Ragged = field(default_factory=Ragged)
 
     @classmethod
     def pack(cls, hashes: NDArray[np.uint64], stacks: NDArray[Any]) -> "UserStacks":
-        """Build from n map entries: `hashes` in any order, and `stacks`, `struct offcpu_stack` rows in that order."""
+        """Build from n map entries. `hashes`: uint64[n] in any order. `stacks`: rows of `struct offcpu_stack`."""
         order = np.argsort(hashes)
         lengths = stacks["nr"][order].astype(np.int64)
         used = np.arange(stacks.dtype["ips"].shape[0]) < lengths[:, None]
         return cls(hashes[order], Ragged(offsets_of(lengths), stacks["ips"][order][used]))
 
     def find(self, hashes: NDArray[np.uint64]) -> Ragged:
-        """Return the frames of the stack with each hash, leaf first, without context markers; none if it is unknown."""
+        """Return the stack with each hash, leaf first, without context markers; empty if the hash is unknown."""
         row = np.searchsorted(self.hashes, hashes)
         is_there = (row < len(self.hashes)) & (np.append(self.hashes, np.uint64(0))[row] == hashes)
         return self.ips.take(np.where(is_there, row, -1))
 
 
 class Drained(NamedTuple):
-    """Entries removed from the maps."""
+    """Entries that a drain removed from the BPF maps."""
 
     sums: NDArray[np.void]
-    """A row per thread, state, system call, cgroup, stack and caller, whose fields are the members of `struct
-    offcpu_sum_key` and `struct offcpu_sum`. `stack` is a hash in `stacks`, 0 for none."""
+    """Rows, one per thread, state, system call, cgroup, stack and caller, with the members of `struct offcpu_sum_key`
+    and `struct offcpu_sum`. `stack` is a hash in `stacks`, 0 for none."""
     stacks: UserStacks
     budgets: NDArray[np.void]
     """Rows of `struct offcpu_budget` of threads that have ended; `ns` is indexed by `enum offcpu_mode`."""
 
 
 class ProgramMaps:
-    """Read, write and drain the maps of the BPF program. `descriptors`: of each map in MAP_NAMES; they are duplicated.
-    `header`: layouts of the entries. `control`: options, members of `struct offcpu_control`."""
+    """Read, write and drain the maps of the BPF program. `descriptors`: map name (all MAP_NAMES) → descriptor, which is
+    duplicated. `header`: layouts of the entries. `control`: options, members of `struct offcpu_control`."""
 
     def __init__(self, descriptors: Mapping[str, int], header: SharedHeader, control: Mapping[str, int]) -> None:
         self.header = header
@@ -97,7 +97,7 @@ class ProgramMaps:
 
     @property
     def end_ns(self) -> int:
-        """Time at which recording ended, ns of CLOCK_MONOTONIC; 0 while it has not."""
+        """Time at which recording ended or paused, ns of CLOCK_MONOTONIC; 0 while it goes on."""
         return int(self._control["end_ns"])
 
     def set_control(self, **values: int) -> None:
@@ -107,7 +107,7 @@ class ProgramMaps:
         bpf_syscall.update(self._fds["control"], _u32(0), self._control.tobytes())
 
     def start(self) -> None:
-        """Begin to record, or go on after `stop`; states of tasks that the program noted before `stop` are void."""
+        """Begin to record, or go on after `stop`; states of tasks that the program noted before `stop` are ignored."""
         self._stopped = False
         begin_ns = now_ns()
         paused_ns = begin_ns - self.end_ns if self.end_ns else 0
@@ -116,7 +116,7 @@ class ProgramMaps:
         self.set_control(enabled=1, begin_ns=begin_ns, end_ns=0)
 
     def stop(self) -> None:
-        """Stop recording; return when all programs have ended that may still run with recording enabled."""
+        """Stop recording; return when no program runs any more that has read `enabled` as 1."""
         if self._control["enabled"]:
             self.set_control(enabled=0, end_ns=now_ns())
         self.wait_for_programs()
@@ -168,8 +168,8 @@ class ProgramMaps:
                 self._set("polled", key.tobytes(), descriptor)
 
     def set_python(self, pid: int, values: Mapping[str, int], *, forked: bool = False) -> None:
-        """Write into a BPF map where a process keeps the state of Python, if it has room. `values`: of `struct
-        offcpu_python`; {}: nowhere. `forked`: `values` are the parent's; an entry that is already there stays."""
+        """Write into the BPF map `pythons`, if it has room, where a process keeps the state of CPython. `values`:
+        members of `struct offcpu_python`. `forked`: `values` are those of the parent; an existing entry is kept."""
         row = np.zeros((), self.header.structs["python"])
         if forked:  # by the program that is attached to forks, unless all tasks are recorded
             with contextlib.suppress(OSError):
@@ -181,12 +181,12 @@ class ProgramMaps:
             bpf_syscall.update(self._fds["pythons"], _u32(pid), row.tobytes())
 
     def forget_python(self, pid: int) -> None:
-        """Undo `set_python`."""
+        """Remove the entry of a process that `set_python` made."""
         self._forget("pythons", pid)
 
     def set_jvm(self, pid: int) -> int:
-        """Have stacks of a process told apart by the methods that HotSpot interprets. Return the time, ns of
-        CLOCK_MONOTONIC, from which this holds; 0: there is no room."""
+        """Let the BPF program give stacks of a JVM with different interpreted methods different numbers. Return the
+        time from which this holds, ns of CLOCK_MONOTONIC; 0 if the map has no room."""
         try:
             bpf_syscall.update(self._fds["jvms"], _u32(pid), _u32(0))
         except OSError:
@@ -194,15 +194,15 @@ class ProgramMaps:
         return now_ns() + _SETTLED_NS
 
     def forget_jvm(self, pid: int) -> None:
-        """Undo `set_jvm`."""
+        """Remove the entry of a process that `set_jvm` made."""
         self._forget("jvms", pid)
 
     def _forget(self, name: str, pid: int) -> None:
-        with contextlib.suppress(OSError):  # it is not there
+        with contextlib.suppress(OSError):  # there is no entry
             bpf_syscall.delete_batch(self._fds[name], np.array([pid], np.uint32))
 
     def set_python_program(self, fd: int) -> None:
-        """Set the program that reads Python functions, which the others call."""
+        """Set the program that reads Python functions, which the other programs call. `fd`: its descriptor."""
         self._set("python_program", _u32(0), fd)
 
     def take_codes(self) -> NDArray[np.void]:
@@ -226,7 +226,7 @@ class ProgramMaps:
             raise RecordingError(f"the BPF map {name} refuses an entry ({error.strerror})") from error
 
     def counters(self) -> dict[str, int]:
-        """Return, for all CPUs, the events of each `<name>` of `enum offcpu_counter`, and their time as `<name>_ns`."""
+        """Return name of `enum offcpu_counter` → number of events on all CPUs, and NAME_ns → their off-cpu time."""
         totals: dict[str, int] = {}
         for name in self.header.enums["counter"][:-1]:
             per_cpu = self._counter(name)
@@ -234,7 +234,7 @@ class ProgramMaps:
         return totals
 
     def output_failures(self) -> list[int]:
-        """Return, for each possible CPU, the number of samples that found no perf event there."""
+        """Return the number of samples that found no perf event on their CPU, for each possible CPU."""
         events: list[int] = self._counter("output_failed")["events"].tolist()
         return events
 
@@ -244,23 +244,24 @@ class ProgramMaps:
         return np.frombuffer(raw, dtype)
 
     def rate(self) -> dict[str, int]:
-        """Return name → value of the members of `struct offcpu_rate`, which limits the number of samples a second."""
+        """Return name → value of the members of `struct offcpu_rate`, the state of the limit of samples a second."""
         dtype = self.header.structs["rate"]
         row = np.frombuffer(bpf_syscall.lookup(self._fds["rate"], _u32(0), dtype.itemsize), dtype)[0]
         return {name: int(row[name]) for name in dtype.names or ()}
 
     def drain(self) -> Drained:
-        """Remove and return sums, stacks and budgets, also while recording: nothing is lost or counted twice."""
+        """Remove and return sums, stacks and budgets, also while recording: each wait is in exactly one drain."""
         return self.start_drain().result()
 
     def copy_all(self) -> None:
-        """Have the program copy the stack into each sample, referring to no earlier copy, until a new file begins."""
+        """Make each sample hold a copy of its stack, instead of the number of an earlier copy, until a new file begins
+        (`start_drain` with `end_of_file`)."""
         self.set_control(copy_all=1)
 
     def start_drain(self, *, end_of_file: bool = False) -> Future[Drained]:
         """Begin to remove the entries added up to now; the future returns them. An earlier drain must have ended.
-        `end_of_file`: the drained sums go to a file that ends here; for the next file the program sends each stack once
-        more. The rings must have been emptied just before, after `copy_all`."""
+        `end_of_file`: the drained sums go to a file that ends here; for the next file the program copies each stack
+        once more. Then the rings must have been emptied just before, after `copy_all`."""
         structs, keys = self.header.structs, {"sums": "sum_key", "stacks": "stack_key", "budgets": "budget_key"}
         is_empty = all(bpf_syscall.is_empty(self._fds[name], structs[key].itemsize) for name, key in keys.items())
         if not end_of_file and is_empty:
@@ -283,8 +284,8 @@ class ProgramMaps:
         return Drained(sums, UserStacks.pack(stack_keys["hash"], stacks), budgets)
 
     def _take(self, name: str, key: str, value: str, generation: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Remove and return (keys, values) of the entries of map `name` up to `generation`, which no program writes to
-        any more. `key`, `value`: names of their structures in the header."""
+        """Remove and return (keys, values) of the entries of the map `name` up to `generation`, to which no program
+        writes any more. `key`, `value`: names of their structures in the header."""
         fd = self._fds[name]
         size = bpf_syscall.read_info(fd, MapInfo()).max_entries
         keys, values = (np.empty(size, self.header.structs[struct]) for struct in (key, value))

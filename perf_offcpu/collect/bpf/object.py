@@ -39,7 +39,7 @@ LATE_VALUE = 0x6C617465 << 32
 
 @dataclass(frozen=True, slots=True)
 class MapShape:
-    """Hold the arguments with which a map is created, by their names in `union bpf_attr`."""
+    """Arguments with which a map is created, by their names in `union bpf_attr`."""
 
     name: str
     map_type: int
@@ -60,7 +60,7 @@ class BpfObject:
     btf: bytes  # the types to which the type ids of the maps refer; empty if they have none
 
     def is_consistent(self) -> bool:
-        """Return True if all functions consist of whole instructions whose loads of maps refer to rows of `maps`."""
+        """Return True if all functions have complete instructions whose loads of maps refer to rows of `maps`."""
         return all(
             len(code) % _INSTRUCTION.itemsize == 0 and set(_maps_of(code)[1]) <= set(range(len(self.maps)))
             for code in self.functions.values()
@@ -68,8 +68,8 @@ class BpfObject:
 
 
 def describe(functions: Mapping[str, bytes], maps: Mapping[str, int]) -> BpfObject:
-    """Describe programs and maps of this process without its descriptors. `functions`: instructions that refer to maps
-    by descriptors. `maps`: descriptors of maps by name; further maps that the instructions load are described, too.
+    """Return loaded programs and their maps in a form without descriptors. `functions`: name → instructions, which
+    refer to maps by descriptor. `maps`: name → descriptor; further maps that the instructions load are described, too.
     Raises OSError: the kernel does not return a description (for BTF it requires CAP_SYS_ADMIN); ValueError:
     instructions refer to other objects than maps, or the maps to several BTF objects."""
     for program in functions.values():
@@ -96,7 +96,7 @@ def describe(functions: Mapping[str, bytes], maps: Mapping[str, int]) -> BpfObje
 @contextmanager
 def linked(programs: BpfObject) -> Iterator[tuple[dict[str, bytes], dict[str, int]]]:
     """Create the maps of `programs` for the time of the `with` block, and put their descriptors into the instructions.
-    Raises OSError: the kernel refuses a map or its types. Yield both by name, as `compile.compiled` does."""
+    Yield (name → instructions, map name → descriptor). Raises OSError: the kernel refuses a map or its types."""
     with contextlib.ExitStack() as stack:
         btf = 0
         if programs.btf:
@@ -113,7 +113,7 @@ def linked(programs: BpfObject) -> Iterator[tuple[dict[str, bytes], dict[str, in
 
 
 def with_kernel_functions(code: bytes) -> bytes:
-    """Return the instructions with each call of helper KERNEL_FUNCTION + i made a call of the kfunc of BTF id i."""
+    """Replace each call of helper number KERNEL_FUNCTION + i in the code by a call of the kfunc with BTF id i."""
     instructions = np.frombuffer(code, _INSTRUCTION).copy()
     calls = (instructions["code"] == _CALL) & (instructions["registers"] == 0)
     calls &= instructions["imm"] >= KERNEL_FUNCTION
@@ -123,7 +123,7 @@ def with_kernel_functions(code: bytes) -> bytes:
 
 
 def with_late_values(code: bytes, values: Sequence[int]) -> bytes:
-    """Return the instructions with values[i] (64 bits) in each load of the immediate LATE_VALUE + i."""
+    """Replace the immediate LATE_VALUE + i of each 64-bit load in the instructions by values[i]."""
     instructions = np.frombuffer(code, _INSTRUCTION).copy()
     number = instructions["imm"].view("=u4")  # its upper half is in the instruction that follows
     stands_for_value = (instructions["code"][:-1] == _LOAD_64) & (number[1:] == LATE_VALUE >> 32)
@@ -134,7 +134,7 @@ def with_late_values(code: bytes, values: Sequence[int]) -> bytes:
 
 
 def _maps_of(code: bytes) -> tuple[NDArray[np.intp], list[int]]:
-    """Return (indices of the instructions that load a map, their immediates: a descriptor or a row in a list)."""
+    """Return (int[n]: indices of the instructions that load a map; their immediates: descriptors or rows)."""
     instructions = np.frombuffer(code, _INSTRUCTION)
     source = instructions["registers"] >> _SOURCE_SHIFT & 0xF
     loads = np.flatnonzero((instructions["code"] == _LOAD_64) & (source == _PSEUDO_MAP_FD))
@@ -142,7 +142,7 @@ def _maps_of(code: bytes) -> tuple[NDArray[np.intp], list[int]]:
 
 
 def _relinked(code: bytes, maps: Mapping[int, int]) -> bytes:
-    """Return the instructions with the immediate i of each load of a map replaced by maps[i]."""
+    """Replace the immediate i of each load of a map in the instructions by maps[i]."""
     instructions = np.frombuffer(code, _INSTRUCTION).copy()
     loads, references = _maps_of(code)
     instructions["imm"][loads] = [maps[reference] for reference in references]

@@ -47,9 +47,9 @@ _LICENSE = "Dual BSD/GPL"
 
 
 class OffCpuProgram(Closing):
-    """Load the BPF program, neither attached nor enabled yet; a context manager. `use_cache`: keep compiled programs
-    and facts about the kernel in the user's cache. Raises CapabilityError: no bcc, no BTF, no privilege, a kernel too
-    old; RecordingError: the program does not compile, or the kernel refuses it."""
+    """Load the BPF program, neither attached nor enabled yet; a context manager. `use_cache`: read and keep compiled
+    programs and facts about the kernel in the user's cache. Raises CapabilityError: no bcc, no BTF, no privilege, or
+    the kernel is too old; RecordingError: the program does not compile, or the kernel refuses it."""
 
     def __init__(self, config: OffCpuConfig | None = None, *, use_cache: bool = True) -> None:
         self.config = config or OffCpuConfig()
@@ -58,13 +58,13 @@ class OffCpuProgram(Closing):
         self._links: list[int] = []
         self._maps: ProgramMaps | None = None
         self.draws_stacks = False
-        """True if sums of short waits have no stack, and the program takes the stacks of drawn waits."""
+        """True if sums of short waits have no stack, and the program takes stacks of randomly drawn waits."""
         self.reads_python = False
         """True if samples have the Python functions of processes in the BPF map `pythons`."""
         self.names_on_cpu = False
-        """True if on-CPU samples have them, too."""
+        """True if on-CPU samples have the Python functions, too."""
         self.follows_jvms = False
-        """True if stacks of processes in the BPF map `jvms` are told apart by interpreted methods."""
+        """True if interpreted methods count in the numbers of stacks of processes in the BPF map `jvms`."""
         check_privileges()
         facts = kept_facts() if use_cache else explore(Btf.load())
         self._tracepoints = defines.tracepoints_of(self.config, facts)
@@ -163,7 +163,7 @@ class OffCpuProgram(Closing):
         return self._maps
 
     def enable(self) -> None:
-        """Begin to record, or go on after `disable`; then run an iterator that notes the tasks that wait already."""
+        """Begin to record, or go on after `disable`; run an iterator that notes tasks that are waiting already."""
         self.maps.start()
         if _FIRST in self._programs:
             bpf_syscall.run_iterator(self._programs[_FIRST])
@@ -172,7 +172,7 @@ class OffCpuProgram(Closing):
             self.maps.set_control(all_found=config.targets is not Targets.ALL and not gains_properties)
 
     def disable(self) -> None:
-        """Stop recording; when this returns no program runs any more and no sample follows."""
+        """Stop recording; when this returns, no program runs any more and no sample follows."""
         self.maps.stop()
 
     @property
@@ -181,21 +181,21 @@ class OffCpuProgram(Closing):
         return self._programs[_FILTER]
 
     def last_tasks(self) -> LastTasks:
-        """Return budgets and unfinished waits, at the end of the recording, of the recorded tasks that still live.
-        Before `disable`, return their budgets and waits at this moment, which may change while the iterator runs
-        (`LastTasks.unless_disturbed`). Empty where the kernel has no iterators over tasks."""
+        """Return budgets and unfinished waits of the recorded tasks that live, at the end of the recording; before
+        `disable`, at this moment, although they may change while the iterator runs (`LastTasks.unless_disturbed`).
+        Empty if the kernel has no iterators over tasks."""
         end_ns = self.maps.end_ns or now_ns()
         raw = bpf_syscall.run_iterator(self._programs[_LAST]) if _LAST in self._programs else b""
         return parse_tasks(raw, self.maps.header, end_ns, self.config.budget)
 
     def counters(self) -> dict[str, int]:
-        """Return name → count or time, over all CPUs since loading: for each `<name>` of `enum offcpu_counter`
-        (bpf/off_cpu.h) the number of events and, as `<name>_ns`, the time of these waits where it is known; and as
-        `missed_runs` how often a program was left out because it was running on that CPU already."""
+        """Return the counters of all CPUs since loading: name of `enum offcpu_counter` (bpf/off_cpu.h) → number of
+        events, NAME_ns → their off-cpu time, 0 if unknown, and `missed_runs` → number of runs that the kernel left out
+        because the program was running on that CPU already."""
         return {**self.maps.counters(), "missed_runs": sum(info.recursion_misses for info in self.run_stats().values())}
 
     def run_stats(self) -> dict[str, Any]:
-        """Return program name → its `attr.ProgramInfo` (struct bpf_prog_info), for each loaded program."""
+        """Return name → `attr.ProgramInfo` (struct bpf_prog_info) of each loaded program."""
         return {name: bpf_syscall.read_info(fd, ProgramInfo()) for name, fd in self._programs.items()}
 
 
@@ -210,7 +210,8 @@ def _open_probe(config: OffCpuConfig, facts: KernelFacts) -> Kprobe | None:
 
 
 def _load_program(name: str, code: bytes, tracepoints: Mapping[str, str], facts: KernelFacts) -> int:
-    """Load the program `name`; return its descriptor. `tracepoints`: BPF function → tracepoint, if it has one."""
+    """Load the BPF function `name`; return its descriptor. `code`: its instructions. `tracepoints`: BPF function →
+    tracepoint, of the functions that are attached to one."""
     if name == _FILTER:
         return bpf_syscall.load_program(ProgramType.PERF_EVENT, name, code, _LICENSE)
     attached = defines.SWITCHED if name == defines.PYTHON else name

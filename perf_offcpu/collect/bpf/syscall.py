@@ -32,7 +32,7 @@ InfoT = TypeVar("InfoT", bound=ctypes.Structure)
 
 
 class VerifierError(OSError):
-    """Raised if the kernel refuses to load the program `name`. `number`: errno. `log`: the verifier's log."""
+    """Refusal to load the program `name`. `number`: errno. `log`: text of the kernel's verifier."""
 
     def __init__(self, number: int, name: str, log: str) -> None:
         super().__init__(number, os.strerror(number))
@@ -49,7 +49,7 @@ def call(command: Command, attr: ctypes.Structure) -> int:
 
 
 def _finds(command: Command, attr: ctypes.Structure) -> bool:
-    """Call bpf(2); return False where the kernel reports that there is no (further) entry."""
+    """Call bpf(2); return False if it fails with ENOENT: there is no such entry. Raises OSError: it fails otherwise."""
     try:
         call(command, attr)
     except OSError as error:
@@ -60,23 +60,18 @@ def _finds(command: Command, attr: ctypes.Structure) -> bool:
 
 
 def _buffer(data: bytes) -> ctypes.Array[ctypes.c_char]:
-    """Copy bytes to a buffer whose address can be passed to the kernel; the caller keeps it during the call."""
+    """Copy bytes to a buffer whose address can be passed to the kernel; the caller must keep it during the call."""
     return ctypes.create_string_buffer(data, len(data))
 
 
 def load_program(
-    kind: ProgramType,
-    name: str,
-    code: bytes,
-    license_text: str,
-    btf_id: int = 0,
-    attach_type: AttachType = AttachType.NONE,
+    kind: ProgramType, name: str, code: bytes, license_: str, btf_id: int = 0, attach_type: AttachType = AttachType.NONE
 ) -> int:
     """Load a program into the kernel, which verifies it; return its descriptor. Raises VerifierError: the kernel
     refuses it. `code`: instructions, 8 bytes each, which refer to maps by descriptor. `btf_id`: for TRACING, the
     kernel's BTF id of the tracepoint's typedef or of the iterator's function. `attach_type`: for TRACING,
     TRACE_RAW_TP (tracepoint) or TRACE_ITER (iterator)."""
-    instructions, license_buffer = _buffer(code), _buffer(license_text.encode() + b"\0")
+    instructions, license_buffer = _buffer(code), _buffer(license_.encode() + b"\0")
     attr = uapi.ProgramLoad(
         prog_type=kind,
         insn_cnt=len(code) // 8,
@@ -93,7 +88,8 @@ def load_program(
 
 
 def _verifier_log(attr: ctypes.Structure) -> str:
-    """Load a refused program once more, with a log, and return the log, which is too costly to request at each load."""
+    """Load a refused program again, with a log, and return the log; it is too costly to request at each load. `attr`:
+    argument of the refused PROG_LOAD."""
     log = ctypes.create_string_buffer(_LOG_BYTES)
     attr.log_level, attr.log_size, attr.log_buf = 1, _LOG_BYTES, addressof(log)
     with contextlib.suppress(OSError):
@@ -114,7 +110,7 @@ def run_program(program_fd: int) -> int:
 
 
 def run_iterator(program_fd: int) -> bytes:
-    """Run an iterator program once over all its objects and return its output."""
+    """Run an iterator program once over all tasks and return its output."""
     attr = uapi.LinkCreate(prog_fd=program_fd, attach_type=AttachType.TRACE_ITER)
     with (
         descriptor(call(Command.LINK_CREATE, attr)) as link,
@@ -132,8 +128,8 @@ def enable_stats() -> int:
 
 
 def read_info(fd: int, info: InfoT) -> InfoT:
-    """Fill in and return `info`: ProgramInfo, MapInfo or BtfInfo, by the kind of object that `fd` refers to. The run
-    times of programs grow only while the kernel measures them (`enable_stats`, sysctl kernel.bpf_stats_enabled)."""
+    """Fill in and return `info`: ProgramInfo, MapInfo or BtfInfo, whichever fits the object of `fd`. Run times of
+    programs are measured only while `enable_stats` or sysctl kernel.bpf_stats_enabled asks for it."""
     attr = uapi.ObjectInfo(bpf_fd=fd, info_len=ctypes.sizeof(info), info=addressof(info))
     call(Command.OBJ_GET_INFO_BY_FD, attr)
     return info
@@ -148,7 +144,7 @@ def lookup(map_fd: int, key: bytes, value_bytes: int) -> bytes:
 
 
 def update(map_fd: int, key: bytes, value: bytes) -> None:
-    """Set the value of a key of a map, whether or not it has the key."""
+    """Set the value of a key of a map, whether or not the key exists. Raises OSError: the map is full."""
     key_buffer, value_buffer = _buffer(key), _buffer(value)
     call(Command.MAP_UPDATE_ELEM, Element(map_fd, addressof(key_buffer), addressof(value_buffer)))
 
@@ -161,32 +157,26 @@ def pop(map_fd: int, value_bytes: int) -> bytes | None:
 
 
 def is_empty(map_fd: int, key_bytes: int) -> bool:
-    """Return whether a hash map has no entry."""
+    """Return True if a hash map has no entry. `key_bytes`: size of its keys."""
     first = ctypes.create_string_buffer(key_bytes)
     return not _finds(Command.MAP_GET_NEXT_KEY, Element(map_fd, 0, addressof(first)))
 
 
 def lookup_batch(map_fd: int, keys: NDArray[Any], values: NDArray[Any]) -> int:
     """Copy the entries of a hash map to the first rows of `keys` and `values`; return their number. `keys`, `values`:
-    contiguous, with room for as many entries as the map may have."""
+    contiguous arrays with a row for each of the map's `max_entries`."""
     cursor = ctypes.create_string_buffer(max(4, keys.itemsize))  # of the kernel, for the next call
     done, in_batch, more = 0, 0, True
     while more and done < len(keys):
-        attr = uapi.Batch(
-            in_batch=in_batch,
-            out_batch=addressof(cursor),
-            keys=keys[done:].ctypes.data,
-            values=values[done:].ctypes.data,
-            count=len(keys) - done,
-            map_fd=map_fd,
-        )
+        rows = keys[done:].ctypes.data, values[done:].ctypes.data, len(keys) - done
+        attr = uapi.Batch(in_batch, addressof(cursor), *rows, map_fd)
         more = _finds(Command.MAP_LOOKUP_BATCH, attr)
         done, in_batch = done + attr.count, addressof(cursor)
     return done
 
 
 def delete_batch(map_fd: int, keys: NDArray[Any]) -> None:
-    """Delete the entries with these keys, in order; stop without error at the first key that has no entry."""
+    """Delete the entries with these keys, in order; stop without error at the first key that is missing."""
     if len(keys):
         packed = np.ascontiguousarray(keys)
         _finds(Command.MAP_DELETE_BATCH, uapi.Batch(keys=packed.ctypes.data, count=len(packed), map_fd=map_fd))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The perf events of a recording: their attrs, and the descriptors that are open on each CPU.
+"""The perf events of a recording: their attrs, and their descriptors on each CPU.
 
 Three kinds of event write into two rings per CPU:
 
@@ -36,7 +36,7 @@ from perf_offcpu.perfdata.events import EventSpec
 SAMPLE_TYPE = (
     SampleType.IDENTIFIER | SampleType.IP | SampleType.TID | SampleType.TIME | SampleType.CPU | SampleType.PERIOD
 )
-"""Fields of all samples; sampling adds CALLCHAIN, off-cpu RAW, and CALLCHAIN for deferred user stacks."""
+"""Fields of all samples. On-CPU events add CALLCHAIN; offcpu-time adds RAW, and CALLCHAIN for deferred user stacks."""
 
 TRACKER_NAME = "dummy"
 
@@ -44,14 +44,14 @@ _COMMON_FLAGS = AttrFlag.DISABLED | AttrFlag.SAMPLE_ID_ALL | AttrFlag.USE_CLOCKI
 
 _TRACKER_FLAGS = AttrFlag.MMAP | AttrFlag.MMAP2 | AttrFlag.COMM | AttrFlag.COMM_EXEC | AttrFlag.TASK
 
-# What older kernels refuse with EINVAL, newest first: cgroup came with 5.7, ksymbol and bpf_event with 5.1,
+# Flags that older kernels refuse with EINVAL, newest first: cgroup came with 5.7, ksymbol and bpf_event with 5.1,
 # namespaces with 4.12. Build-ids are not asked for: see `side_band`.
 _OPTIONAL_TRACKER_FLAGS = (AttrFlag.CGROUP, AttrFlag.KSYMBOL | AttrFlag.BPF_EVENT, AttrFlag.NAMESPACES)
 
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """Parts of attrs that the running kernel accepts: read_format of all, flags of tracker and on-CPU events."""
+    """Parts of attrs that the kernel accepts: read_format of all events, flags of the tracker, of on-CPU events."""
 
     read_format: ReadFormat = ReadFormat.ID | ReadFormat.LOST
     tracker_flags: AttrFlag = AttrFlag(0)
@@ -89,8 +89,8 @@ def _with_stack(attr: Attr, stack_bytes: int) -> Attr:
 
 
 def tracker_attr(support: Support, wakeup_bytes: int = 0, data_maps: bool = False) -> Attr:
-    """Return the attr of the event that only asks for side-band records. `wakeup_bytes`: bytes in its ring at which it
-    wakes the recorder. `data_maps`: also for mappings without code, which perf's own unwinder reads."""
+    """Return the attr of the tracker, which asks for side-band records alone. `wakeup_bytes`: bytes in its ring at
+    which it wakes the recorder. `data_maps`: also ask for mappings without code, which perf's unwinder reads."""
     flags = _COMMON_FLAGS | _TRACKER_FLAGS | support.tracker_flags | AttrFlag.WATERMARK
     flags |= AttrFlag.MMAP_DATA if data_maps else AttrFlag(0)
     return basic_attr(PerfType.SOFTWARE, SoftwareConfig.DUMMY, support, flags=flags, wakeup=wakeup_bytes)
@@ -105,9 +105,9 @@ def sampling_attr(
     all_cgroups: bool = False,
     stack_bytes: int = 0,
 ) -> Attr:
-    """Return the attr of an on-CPU event with callchains: a sample every `period` events or, if 0, at `frequency_hz`.
-    The event's own terms prevail, except a tracepoint's default period of 1. `all_cgroups`: samples have the cgroup.
-    With `stack_bytes` callchains have the kernel part only, as in perf: the user part is unwound from the stack."""
+    """Return the attr of an on-CPU event with callchains: a sample every `period` events or, if 0, at `frequency_hz`;
+    `period=` and `freq=` of the event prevail, except a tracepoint's default period of 1. `all_cgroups`: samples have
+    the cgroup. `stack_bytes`: size of user stacks in samples (callchains are then of the kernel only), or 0."""
     if event.frequency_hz or (event.period and not (event.is_tracepoint and period)):
         frequency_hz, period = event.frequency_hz, event.period
     flags = _COMMON_FLAGS | event.flags | support.sampling_flags
@@ -119,26 +119,17 @@ def sampling_attr(
     sample_type = SAMPLE_TYPE | SampleType.CALLCHAIN
     sample_type |= SampleType.RAW if event.is_tracepoint else SampleType(0)
     sample_type |= SampleType.CGROUP if all_cgroups else SampleType(0)
-    attr = basic_attr(
-        event.type,
-        event.config,
-        support,
-        config1=event.config1,
-        config2=event.config2,
-        sample_period=period or frequency_hz,
-        sample_type=sample_type,
-        flags=flags,
-    )
+    changes = {"sample_period": period or frequency_hz, "sample_type": sample_type, "flags": flags}
+    attr = basic_attr(event.type, event.config, support, config1=event.config1, config2=event.config2, **changes)
     return _with_stack(attr, stack_bytes)
 
 
 class CpuEvent:
-    """Hold the descriptors of one event that is open on each CPU, for one thread (`tid`) or all tasks (-1).
+    """Open one event on each of `cpus`, for one thread (`tid`) or all tasks (-1), and hold the descriptors. Raises
+    CapabilityError, RecordingError: the kernel refuses it; ProcessLookupError: the thread has ended.
 
-    Raises CapabilityError, RecordingError: the kernel refuses it; ProcessLookupError: the thread has ended.
-
-    `name`: as the file will show it. `attr`: of the event. `cpus`: on which to open it. `fds`: CPU → descriptor. `ids`:
-    ids of all descriptors that were ever opened: an event has a new id on a CPU that came back."""
+    `name`: of the event in the file. `fds`: CPU → descriptor. `ids`: kernel's ids of all descriptors that were ever
+    opened: an event gets a new id on a CPU that came online again."""
 
     def __init__(self, name: str, attr: Attr, cpus: Iterable[int], tid: int = -1) -> None:
         self.name, self.attr, self._tid = name, attr, tid
@@ -155,8 +146,8 @@ class CpuEvent:
             raise perf_event.refusal(problem, name, attr, tid) from None
 
     def reopen(self, cpu: int) -> int:
-        """Open the event on a CPU, also on one that came back; return the descriptor. A former descriptor stays open,
-        so that `counted` and `lost` include it. Raises OSError: the kernel refuses the event."""
+        """Open the event on a CPU, for the first time or after it came online again; return the descriptor. A former
+        descriptor stays open, so that `counted` and `lost` include it. Raises OSError: the kernel refuses the event."""
         if cpu in self.fds:
             self._former.append(self.fds.pop(cpu))
         self.fds[cpu] = perf_event.open_event(self.attr, cpu, self._tid)
@@ -165,7 +156,7 @@ class CpuEvent:
 
     @property
     def spec(self) -> EventSpec:
-        """The event as the file describes it: attr, name and all ids."""
+        """Attr, name and all ids of the event, as the file describes it."""
         return EventSpec(self.attr, self.name, tuple(self.ids))
 
     def enable(self) -> None:
@@ -179,12 +170,12 @@ class CpuEvent:
             perf_event.disable(fd)
 
     def counted(self) -> int:
-        """Return the count of the event, summed over all CPUs and over former descriptors of CPUs that came back."""
+        """Return the number of occurrences that the event has counted on all CPUs, including former descriptors."""
         return sum(int.from_bytes(os.read(fd, 64)[:8], sys.byteorder) for fd in self._all_fds())
 
     def lost(self) -> Iterator[tuple[int, int]]:
-        """Yield (id, records that found the ring full) for each descriptor that lost any. Kernels before 6.0 do not
-        count by event; only LOST records in the data have the sum then."""
+        """Yield (id, number of records that found the ring full) for each descriptor that lost any; nothing before
+        Linux 6.0, where only LOST records in the data count them."""
         if not self.attr.read_format & ReadFormat.LOST:
             return
         for fd in self._all_fds():
@@ -204,8 +195,8 @@ class CpuEvent:
 
 
 def with_deferral(support: Support, cpu: int) -> Support | None:
-    """Return `support` with user callchains deferred until a task returns to user mode; None if the kernel refuses it.
-    The sampling events ask for it, and the tracker takes the records (Linux 7.0 and newer)."""
+    """Return `support` with the flags for deferred callchains (Linux 7.0): on-CPU events ask for them, the tracker
+    takes their records. Return None if the kernel refuses them on `cpu`."""
     deferring = replace(
         support,
         tracker_flags=support.tracker_flags | AttrFlag.DEFER_OUTPUT,
@@ -218,8 +209,8 @@ def with_deferral(support: Support, cpu: int) -> Support | None:
 
 
 def probe_support(cpu: int) -> Support:
-    """Try Support values, newest first; return the first with which the tracker can be opened on `cpu`, or the oldest
-    if EINVAL refuses all. Raises CapabilityError, RecordingError: the kernel refuses the tracker for another reason."""
+    """Return the newest `Support` with which the tracker can be opened on `cpu`, or the oldest if the kernel refuses
+    all with EINVAL. Raises CapabilityError, RecordingError: the kernel refuses the tracker for another reason."""
     flags = sum(_OPTIONAL_TRACKER_FLAGS, AttrFlag(0))
     formats = (ReadFormat.ID | ReadFormat.LOST, ReadFormat.ID)  # LOST came with 6.0
     attempts = [Support(read_format, flags) for read_format in formats]

@@ -69,7 +69,7 @@ _RESULTS = (("refs", "Reference", "ops", "access"), ("misses", "miss"))
 
 
 def _cache_configs() -> dict[str, int]:
-    """Return spelling → attr.config: cache[-operation][-result]; default operation is load, default result refs."""
+    """Return cache[-operation][-result] in lower case → attr.config; default operation is load, default result refs."""
     configs = {}
     for (cache, names), (operation, operations), (result, results) in product(
         enumerate(_CACHES), enumerate(_OPERATIONS), enumerate(_RESULTS)
@@ -91,10 +91,10 @@ MODIFIERS = "u, k, h, G, H, I, D, e, p, pp, ppp and P"
 
 @dataclass(frozen=True, slots=True)
 class SamplingEvent:
-    """Describe an on-CPU event to sample, as parsed from `-e`: fields of the attr, and terms of the event."""
+    """An on-CPU event to sample, as parsed from `-e`: fields of the attr, and terms of the event."""
 
-    name: str  # as the user wrote it, or as in `name=`
-    type: int
+    name: str  # as the user wrote it, or the value of the term `name=`
+    type: int  # of the attr, as the next four
     config: int
     flags: AttrFlag = AttrFlag(0)
     config1: int = 0
@@ -119,8 +119,8 @@ class SamplingEvent:
 
 
 def parse_events(texts: Iterable[str]) -> tuple[SamplingEvent, ...]:
-    """Parse all `-e` options, each a list separated by commas; return events in this order, () for `none`. Raises
-    UsageError: an event is unknown, named twice, or `none` is not alone."""
+    """Parse all `-e` options, each a list separated by commas; return the events in their order, () for `none`. Raises
+    UsageError: an event is unknown, named twice, or `none` is not alone; CapabilityError: tracefs cannot be read."""
     events = [name.strip() for text in texts for name in _split(text)]
     if NO_EVENT in events:
         if len(events) > 1:
@@ -132,7 +132,7 @@ def parse_events(texts: Iterable[str]) -> tuple[SamplingEvent, ...]:
 
 
 def _split(text: str) -> Iterator[str]:
-    """Yield the events of a list, split at the commas that do not stand between slashes."""
+    """Split the text of an `-e` option at commas that are not between slashes; yield the events."""
     unread = text
     while event := re.match(r"((?:[^,/]|/[^/]*(?:/|$))*)(,?)", unread):
         yield event[1]
@@ -177,8 +177,8 @@ def _modified(event: SamplingEvent, text: str, modifiers: str) -> SamplingEvent:
 
 
 def modifier_flags(text: str) -> tuple[AttrFlag, bool] | None:
-    """Return (flags of the attr for the letters after an event's colon, True if `P`, most precise, is among them). As
-    in perf, naming some modes (u, k, h) or sides (G, H) excludes the others. None if a letter is unknown."""
+    """Return (attr flags for the modifier letters of an event, True if `P`, most precise, is among them); None if a
+    letter is unknown. As in perf, naming some modes (u, k, h) or sides (G, H) excludes the others."""
     plain = text.replace("p", "")
     precise = text.count("p")
     if not re.fullmatch(r"[ukhGHIDePp]*", text) or precise > 3 or len(set(plain)) < len(plain):
@@ -204,8 +204,8 @@ _NUMBERS = {"period": "period", "freq": "frequency_hz"}
 
 
 def parse_pmu_event(text: str, pmu: str, terms: str) -> Fields:
-    """Parse the event `PMU/TERM=VALUE,TERM,.../` into arguments of `SamplingEvent`. `text`: the event as the user wrote
-    it, for messages. Raises UsageError: there is no such PMU or term, or a value does not fit."""
+    """Return the arguments of `SamplingEvent` for the event PMU/TERM=VALUE,TERM,.../. `text`: the event as the user
+    wrote it, for messages. Raises UsageError: there is no such PMU or term, or a value does not fit."""
     directory = DEVICES / pmu
     if not _WORD.fullmatch(pmu) or not (directory / "type").exists():
         pmus = ", ".join(sorted(path.name for path in DEVICES.glob("*"))) or "none"
@@ -252,7 +252,8 @@ def _number(text: str, name: str, value: str | None) -> int:
 
 
 def _fill(event: Fields, text: str, name: str, layout: str, value: int) -> None:
-    """Put the bits of a value, lowest first, into the bit ranges of a config field that `layout` lists."""
+    """Put the bits of `value`, lowest first, into the bit ranges of a config field of `event`. `layout`: these ranges,
+    as in sysfs ("config:0-7,32-35"). `text`, `name`: event and term, for messages. Raises UsageError."""
     match = _FORMAT.fullmatch(layout)
     if not match:
         raise UsageError(f"-e {text}: the kernel's format of {name} is not understood: {layout.strip()}")
@@ -273,8 +274,8 @@ _NAME = re.compile(r"\w{1,100}")
 
 
 def tracepoint_id(text: str, system: str, name: str) -> int:
-    """Return attr.config of a tracepoint. `text`: the event as the user wrote it, for messages. Raises UsageError: the
-    kernel has no tracepoint of this name; CapabilityError: tracefs cannot be read."""
+    """Return the id of the tracepoint `system`:`name`, its attr.config. `text`: the event as the user wrote it, for
+    messages. Raises UsageError: the kernel has no such tracepoint; CapabilityError: tracefs cannot be read."""
     if not _NAME.fullmatch(system) or not _NAME.fullmatch(name):
         raise UsageError(f"-e {text}: unknown event; a tracepoint is SYSTEM:NAME, such as sched:sched_switch")
     events = events_directory(text)
@@ -300,7 +301,7 @@ def events_directory(text: str) -> Path:
 
 
 def tracing_data(names: Iterable[str]) -> bytes:
-    """Return the body of the feature TRACING_DATA. `names`: tracepoints SYSTEM:NAME, whose modifiers are ignored."""
+    """Return the body of the feature TRACING_DATA for tracepoints. `names`: SYSTEM:NAME[:MODIFIERS] of each."""
     systems: dict[bytes, list[bytes]] = {}
     events = events_directory("tracepoints")
     for system, name in dict.fromkeys(tuple(name.split(":")[:2]) for name in names):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The system call perf_event_open(2) and the ioctls of its file descriptors. Python has no wrapper for the call, so it
-goes through libc's syscall(). `refusal` explains an errno, which means different things for different events."""
+"""The system call perf_event_open(2), called through libc's syscall(), and the ioctls of its file descriptors.
+`refusal` explains an errno, which means different things for different events."""
 
 import ctypes
 import errno
@@ -14,14 +14,8 @@ from typing import Final
 from perf_offcpu.abi.attr import Attr, PerfType
 from perf_offcpu.abi.syscalls import syscall_number
 from perf_offcpu.binary.layout import Order
+from perf_offcpu.collect.system import privileges
 from perf_offcpu.collect.system.cpus import online_cpus
-from perf_offcpu.collect.system.privileges import (
-    CAP_SYS_ADMIN,
-    capabilities,
-    paranoid,
-    privilege_remedy,
-    too_many_files,
-)
 from perf_offcpu.errors import CapabilityError, PerfOffcpuError, RecordingError
 
 NATIVE: Final[Order] = "<" if sys.byteorder == "little" else ">"
@@ -45,17 +39,10 @@ _SYSCALL.restype = ctypes.c_long
 
 def open_event(attr: Attr, cpu: int, tid: int = -1) -> int:
     """Open an event on one CPU, for one thread (`tid`) or all tasks (-1); return its file descriptor, which is closed
-    on exec. Raises OSError, with the errno of perf_event_open(2)."""
-    packed = attr.pack(order=NATIVE)
-    number = syscall_number("perf_event_open", platform.machine())
-    fd = _SYSCALL(
-        ctypes.c_long(number),
-        ctypes.c_char_p(packed),
-        ctypes.c_long(tid),
-        ctypes.c_long(cpu),
-        ctypes.c_long(-1),  # no group
-        ctypes.c_ulong(_FLAG_FD_CLOEXEC),
-    )
+    on exec. Raises OSError with the errno of perf_event_open(2)."""
+    number = ctypes.c_long(syscall_number("perf_event_open", platform.machine()))
+    others = tid, cpu, -1, _FLAG_FD_CLOEXEC  # -1: no group
+    fd = _SYSCALL(number, ctypes.c_char_p(attr.pack(order=NATIVE)), *map(ctypes.c_long, others))
     if fd < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
@@ -63,7 +50,7 @@ def open_event(attr: Attr, cpu: int, tid: int = -1) -> int:
 
 
 def can_open(attr: Attr, cpu: int, tid: int = -1) -> bool:
-    """Open an event on one CPU, as `open_event`, and close it; return False if the kernel refuses it."""
+    """Return True if the kernel lets this process open the event on `cpu`, for one thread (`tid`) or all tasks (-1)."""
     try:
         os.close(open_event(attr, cpu, tid))
     except OSError:
@@ -82,24 +69,24 @@ def disable(fd: int) -> None:
 
 
 def redirect(fd: int, ring_owner: int) -> None:
-    """Make the event `fd` write into the ring of another event of the same CPU and clock."""
+    """Make the event `fd` write into the ring of the event `ring_owner`, which has the same CPU and clock."""
     fcntl.ioctl(fd, _IOC_SET_OUTPUT, ring_owner)
 
 
 def set_filter(fd: int, program_fd: int) -> None:
-    """Have a BPF program of type PERF_EVENT decide which samples of an event are written."""
+    """Attach a BPF program: of type PERF_EVENT, it decides which samples are written; of type KPROBE, it runs there."""
     fcntl.ioctl(fd, _IOC_SET_BPF, program_fd)
 
 
 def event_id(fd: int) -> int:
-    """Return the id by which the kernel names an event in its records."""
+    """Return the id of an event in the kernel's records."""
     buffer = bytearray(8)
     fcntl.ioctl(fd, _IOC_ID, buffer)
     return int.from_bytes(buffer, sys.byteorder)
 
 
 def refusal(problem: OSError, name: str, attr: Attr, tid: int = -1) -> PerfOffcpuError:
-    """Return the error for event `name`, refused by perf_event_open(2) with `problem`; `tid`: -1 for all tasks."""
+    """Return the error to raise for `problem` of perf_event_open(2) with the event `name`; `tid`: -1 for all tasks."""
     hardware = attr.type not in (PerfType.SOFTWARE, PerfType.TRACEPOINT)
     if hardware and problem.errno in (errno.ENOENT, errno.EOPNOTSUPP, errno.ENODEV, errno.EINVAL):
         return CapabilityError(
@@ -107,37 +94,37 @@ def refusal(problem: OSError, name: str, attr: Attr, tid: int = -1) -> PerfOffcp
             "use -e cpu-clock",
         )
     if problem.errno in (errno.EACCES, errno.EPERM) and tid >= 0:
-        return _refusal_of_thread(attr, tid, paranoid())
+        return _refusal_of_thread(attr, tid, privileges.paranoid())
     if problem.errno in (errno.EACCES, errno.EPERM):
         return CapabilityError(
-            f"event {name} may not be opened for all processes (kernel.perf_event_paranoid is {paranoid()})",
-            privilege_remedy(),
+            f"event {name} may not be opened for all processes (kernel.perf_event_paranoid is {privileges.paranoid()})",
+            privileges.privilege_remedy(),
         )
     if problem.errno in (errno.EMFILE, errno.ENFILE):
-        return too_many_files()
+        return privileges.too_many_files()
     if problem.errno == errno.ENOSYS:
         return CapabilityError("this kernel has no perf events", "use one built with CONFIG_PERF_EVENTS")
     return RecordingError(f"event {name}: the kernel refuses it: {problem.strerror}")
 
 
 def _refusal_of_thread(attr: Attr, tid: int, level: str) -> CapabilityError:
-    """Return the error for an event of one thread; `level`: the value of kernel.perf_event_paranoid. Kernels without
-    Debian's patch accept 3, too, and take it as 2: the caller's own thread tells them apart."""
-    forbids_all = level.isdigit() and int(level) >= _PARANOID_OF_DEBIAN and CAP_SYS_ADMIN not in capabilities()
-    if forbids_all and not can_open(attr, -1, 0):
+    """Return the error to raise for a refused event of one thread. `level`: value of kernel.perf_event_paranoid;
+    kernels without Debian's patch treat 3 as 2, so an event of the own thread is tried."""
+    is_for_root = level.isdigit() and int(level) >= _PARANOID_OF_DEBIAN and not can_open(attr, -1, 0)
+    if is_for_root and privileges.CAP_SYS_ADMIN not in privileges.capabilities():
         reason = f"kernel.perf_event_paranoid is {level}: this kernel leaves all perf events to CAP_SYS_ADMIN"
         return CapabilityError(reason, "run as root, or set it to 2: sysctl kernel.perf_event_paranoid=2")
     reason = f"thread {tid} may not be observed: it is of another user, or runs a set-user-ID program"
-    return CapabilityError(reason, privilege_remedy())
+    return CapabilityError(reason, privileges.privilege_remedy())
 
 
 class Kprobe:
-    """Open a kprobe, through perf's PMU of kprobes (Linux 4.17), to which a BPF program can be attached.
+    """Open a kprobe, through perf's PMU of kprobes (Linux 4.17), to which a BPF program can be attached. `function`:
+    name in kallsyms. Raises OSError: the kernel has no kprobes, or does not allow one there.
 
-    Kernels before 6.16 have no tracepoint after a switch, where the thread that comes is `current` already. All of them
-    have finish_task_switch(), which that thread runs first. The kernel's BTF does not have it, so only a kprobe can be
-    attached there, as in bcc's own offcputime. `function` is its name in kallsyms. Raises OSError: the kernel has no
-    kprobes, or does not allow one there.
+    Kernels before 6.16 have no tracepoint after a switch, where the next thread is `current` already. All of them have
+    finish_task_switch(), which that thread runs first. The kernel's BTF lacks it, so only a kprobe can be attached
+    there, as in bcc's own offcputime.
 
     Source: perf_kprobe_init() in kernel/trace/trace_event_perf.c; `kprobe_func` and `probe_offset` in
     include/uapi/linux/perf_event.h."""
@@ -154,8 +141,8 @@ class Kprobe:
         self._has_program = False
 
     def attach(self, program_fd: int) -> None:
-        """Run a program of type KPROBE at the function until `detach`. A second call runs the program of the first one
-        again, whatever `program_fd`. Raises OSError: the kernel refuses the program."""
+        """Run a program of type KPROBE at the function until `detach`. Later calls ignore `program_fd` and run the
+        first program again. Raises OSError: the kernel refuses the program."""
         if not self._has_program:
             set_filter(self._fd, program_fd)
             self._has_program = True

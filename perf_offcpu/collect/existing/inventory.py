@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make the records with which a file begins, of kernel code, control groups and tasks that exist already. Their time is
-0, their order as perf expects: the kernel's own code, control groups, tasks with maps, FINISHED_INIT.
+"""Make the records at the begin of a file: kernel code, control groups and tasks that exist already. Their time is 0,
+their order as perf expects: the kernel's own code, control groups, tasks with maps, FINISHED_INIT.
 
 Tasks are read from /proc, for each process: FORK and COMM of each thread, then, where wanted, NAMESPACES and one MMAP2
 for each executable mapping. The tracker events must be enabled first: what happens between their start and the scan
@@ -20,7 +20,7 @@ from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.existing.kernel_maps import KernelMaps
 from perf_offcpu.collect.existing.maps import MappedBuildIds
 from perf_offcpu.collect.existing.process import Description, Part, ProcessReader, device_of
-from perf_offcpu.collect.existing.records import MOST_NAME, holding_from, synthesized
+from perf_offcpu.collect.existing.records import MOST_NAME, synthesized, with_time
 from perf_offcpu.collect.system.cgroups import MOUNTS, cgroup2_mount
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.system.helper import Answer, Helper
@@ -46,15 +46,15 @@ class KnownTasks:
         self._bytes = 0
 
     def begin(self) -> None:
-        """Begin a scan. Records that are not passed to `whole` during a scan are dropped at the begin of the next."""
+        """Begin a scan. Records that `complete` did not return during a scan are dropped at the begin of the next."""
         self._last, self._next, self._bytes = self._next, {}, 0
 
     def has(self, key: Hashable, content: bytes) -> bool:
-        """Return True if the last scan had records of this key, made from content with this hash."""
+        """Return True if the last scan has a `Part` with this key and this hash (`content`)."""
         return key in self._last and self._last[key].content == content
 
-    def whole(self, part: Part) -> Part:
-        """Return `part`, or, if it has no records, the last scan's part of its key; keep that for the next scan."""
+    def complete(self, part: Part) -> Part:
+        """Return `part`, or, if its records are None, the last scan's part with its key; keep the returned part."""
         complete = self._last[part.key] if part.records is None else part
         size = len(complete.records or b"")
         if self._bytes + size <= _MOST_KEPT:
@@ -69,8 +69,8 @@ PIECE = 1 << 18  # bytes of records that are written at once: worth a system cal
 class Inventory:
     """Scan the kernel, control groups and, in a helper, all processes, and make their records. Of processes that do not
     belong to `target` only threads and their names are recorded, because they may be parents or wakers. `build_ids`:
-    gathers the build-ids of mapped files. `data_maps`: also record files mapped for reading. `known`: records of the
-    tasks of the last scan, with the same `data_maps`; replaced by this one's. `kernel`: makes the kernel's."""
+    gathers the build-ids of mapped files. `data_maps`: also record files mapped for reading. `known`: records of tasks
+    from the last scan, with the same `data_maps`; updated. `kernel`: makes the records of kernel code."""
 
     def __init__(
         self, target: Target, build_ids: MappedBuildIds, data_maps: bool, known: KnownTasks, kernel: KernelMaps
@@ -85,7 +85,7 @@ class Inventory:
         self._reader = ProcessReader(build_ids, data_maps, known.has, self._helper.note)
 
     def records(self) -> Iterator[bytes]:
-        """Yield all records, joined to pieces of about PIECE bytes. The tracker must be enabled by now."""
+        """Yield all records, joined to pieces of about PIECE bytes. The tracker events must be enabled already."""
         kernel = self._kernel.records()
         self._kernel_files = self._kernel.files
         for records in (kernel, cgroup_records(self._lost), self._tasks()):
@@ -98,7 +98,7 @@ class Inventory:
         for records in (cgroup_records(self._lost), self._tasks()):
             since_ns = now_ns()  # a later time for tasks: some are born while groups are listed
             for piece in joined(records, PIECE):
-                yield holding_from(piece, since_ns)
+                yield with_time(piece, since_ns)
 
     def take_losses(self) -> dict[LossCause, Counter]:
         """Return cause → Counter of losses in `records` and `later_records` since the last call; begin again at 0."""
@@ -132,7 +132,7 @@ class Inventory:
                     if answer.is_stuck:
                         stuck += 1
                         again = self._after_hang(pid, mapped)
-                    yield self._taken(answer)
+                    yield self._records_in(answer)
                 rest = [*rest[answered:], *again]
                 if stuck == _MOST_STUCK:
                     self._lost.add(losses.PROCESSES_STUCK, sum(mapped for _, mapped in rest))
@@ -156,7 +156,7 @@ class Inventory:
         self._lost.add(losses.PROCESSES_STUCK)
         return [(pid, False)] if mapped else []
 
-    def _taken(self, answer: Answer) -> bytes:
+    def _records_in(self, answer: Answer) -> bytes:
         """Return the records in a helper's answer, b"" if it has none; keep build-ids, counts and losses from it."""
         if answer.problem:
             self._lost.add(losses.PROCESSES_ODD)
@@ -168,7 +168,7 @@ class Inventory:
         self._lost.add(losses.PROCESSES_DENIED, described.is_denied)
         self._reader.mapped_bytes = described.mapped_bytes
         self._threads += described.threads
-        parts = [self._known.whole(Part(*part)) for part in described.parts]
+        parts = [self._known.complete(Part(*part)) for part in described.parts]
         for part in parts:
             self._lost.update({CAUSES[name]: count for name, count in part.lost.items()})
         return b"".join(part.records or b"" for part in parts)
@@ -179,9 +179,9 @@ _MOST_LEVELS = 64
 
 
 def cgroup_records(lost: Losses) -> Iterator[bytes]:
-    """Yield a record for each group of the unified hierarchy, parents first; none if it is not mounted. Users to whom a
-    group is delegated make groups in it, as many and as deep as they like, so those near the root come first, and
-    `lost` counts the rest."""
+    """Yield a CGROUP record for each group of the unified hierarchy, parents first; none if it is not mounted. A user
+    to whom a group is delegated can make any number of groups in it, at any depth, so groups near the root come first,
+    and groups beyond the limits are counted in `lost`."""
     mount = cgroup2_mount(read_kernel(MOUNTS))
     if mount is None:
         return
@@ -206,7 +206,7 @@ def cgroup_records(lost: Losses) -> Iterator[bytes]:
 
 
 def _look_into(directory: bytes) -> tuple[int, list[bytes]]:
-    """Return (inode of a group's directory, names of the groups in it, ascending)."""
+    """Return (inode of a control group's directory, sorted names of its child groups)."""
     with os.scandir(directory) as entries:  # direct: a directory of the kernel, without links
         names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
     return os.stat(directory).st_ino, names  # direct: a directory of the kernel

@@ -28,8 +28,8 @@ class KernelMaps:
     """Make MMAP2 and KSYMBOL records of kernel text, modules and BPF programs, and keep them for later files.
 
     Attributes:
-        changes: number of symbols that the kernel has announced: BPF programs that came or went.
-        files: name → build-id of the kernel and of each module that has one, as in the last records.
+        changes: number of KSYMBOL records from the kernel (BPF programs that came or went), counted by the caller.
+        files: name in the last records → build-id, of the kernel and of each module that has one.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class KernelMaps:
         self._records: list[bytes] = []
 
     def records(self) -> list[bytes]:
-        """Return the records of kernel, modules and BPF programs; those of the last call if nothing has changed."""
+        """Return the records of kernel, modules and BPF programs, made again only if these have changed."""
         state = self.changes, read_kernel_if_any(_MODULES)
         if not self._records or state != self._made_of:
             self.files, kallsyms = {}, read_kernel_if_any(str(KALLSYMS))
@@ -52,7 +52,7 @@ class KernelMaps:
         for name in (b"_text", b"_stext"):
             start, end = symbol_address(kallsyms, name), ends[0] or ends[1]
             if start and end > start:
-                # pgoff repeats the address: a report compares it with where the symbol is by then.
+                # pgoff repeats the address: a report compares it with the symbol's address at that time.
                 yield self._mmap(KERNEL_DSO, name, start, end - start, start, kernel_build_id())
                 return
 
@@ -82,7 +82,7 @@ def _bpf_programs(kallsyms: bytes) -> Iterator[bytes]:
 
 
 def bpf_symbols(kallsyms: bytes) -> list[tuple[int, bytes]]:
-    """Return (address, name) of all BPF programs and trampolines in kernel memory, ascending."""
+    """Return (address, name) of each BPF program and trampoline in the text of /proc/kallsyms, by address."""
     # They come after the kernel's own symbols, so that most of the text need not be searched.
     begin = kallsyms.rfind(b"\n", 0, max(0, kallsyms.find(b"\t[bpf]"))) + 1
     matches = re.findall(rb"^([0-9a-f]+) . (\S+)\t\[bpf\]$", kallsyms[begin:], re.MULTILINE)

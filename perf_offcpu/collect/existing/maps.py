@@ -41,7 +41,7 @@ def read_maps(pid: int) -> bytes:
 
 
 def parse_maps(text: bytes, skipped: Losses | None = None) -> Iterator[Mapping]:
-    """Parse the text of a /proc/PID/maps. `skipped`: counts the malformed lines, which are left out."""
+    """Yield the mappings in the text of a /proc/PID/maps. `skipped`: counts malformed lines, which are left out."""
     begin = 0
     while begin < len(text):
         end = text.find(b"\n", begin)
@@ -55,8 +55,8 @@ def parse_maps(text: bytes, skipped: Losses | None = None) -> Iterator[Mapping]:
 
 
 def mappings_at(text: bytes, address: int) -> tuple[Mapping | None, Mapping | None]:
-    """Return (mapping that holds the address, mapping in the line before or None); (None, None) if no mapping holds it.
-    Lines ascend by address, so that a binary search finds the mapping. Raises ValueError: a line is malformed."""
+    """Return (mapping that holds the address, mapping in the line before it or None); (None, None) if no mapping holds
+    the address. `text`: of /proc/PID/maps, searched by bisection. Raises ValueError: a line is malformed."""
     low, high, begin = 0, len(text), -1
     while low < high:
         middle = text.rfind(b"\n", low, (low + high) // 2) + 1 or low
@@ -76,18 +76,11 @@ def mappings_at(text: bytes, address: int) -> tuple[Mapping | None, Mapping | No
 
 def _mapping(line: bytes) -> Mapping:
     """Parse one line. Only newlines are escaped in a name, which may hold any other byte. Raises ValueError."""
-    place, permissions, offset, device, inode, *name = line.split(b" ", 5)
+    place, permissions, offset, numbers, inode, *path = line.split(b" ", 5)
     start, _, end = place.partition(b"-")
-    major, _, minor = device.partition(b":")
-    return Mapping(
-        int(start, 16),
-        int(end, 16),
-        permissions,
-        int(offset, 16),
-        (int(major, 16), int(minor, 16)),
-        int(inode),
-        name[0].lstrip(b" ").replace(rb"\012", b"\n") if name else b"",
-    )
+    major, _, minor = numbers.partition(b":")
+    device, name = (int(major, 16), int(minor, 16)), path[0].lstrip(b" ").replace(rb"\012", b"\n") if path else b""
+    return Mapping(int(start, 16), int(end, 16), permissions, int(offset, 16), device, int(inode), name)
 
 
 MOST_KNOWN = 1 << 16  # files that are remembered at once: a recording of weeks meets any number of them
@@ -105,11 +98,11 @@ class MappedBuildIds:
         self._name_bytes = 0
 
     def get(self, key: bytes) -> bytes | None:
-        """Return the build-id of a file; b"" if it has none, None if the file was not read yet. `key`: of `key_of`."""
+        """Return the build-id of a file; b"" if it has none, None if it was not read yet. `key`: from `key_of`."""
         return self._known.get(key)
 
     def learn(self, key: bytes, path: bytes, build_id: bytes) -> None:
-        """Remember the build-id (b"" for none) of a file that was read, and forget the oldest. `key`: from `key_of`."""
+        """Remember the build-id (b"" for none) of a file, and forget the oldest if too many. `key`: from `key_of`."""
         remember(self._known, key, build_id)
         if not build_id or len(path) > MOST_NAME:
             return
@@ -155,7 +148,7 @@ def remember(table: dict[Any, bytes], key: Hashable, value: bytes) -> None:
 
 
 def build_id_at(path: str | bytes, inode: int | None = None) -> bytes | None:
-    """Return the build-id of a regular file; b"" for none, None if it is not there. `inode`: the expected one."""
+    """Return the build-id of a regular file; b"" if it has none, None if it is missing or has another inode."""
     try:
         fd = open_regular(os.fsdecode(path))
     except (OSError, ValueError):  # ValueError: a NUL in the name
@@ -165,7 +158,7 @@ def build_id_at(path: str | bytes, inode: int | None = None) -> bytes | None:
 
 
 def build_id_of_memory(address: int, size: int) -> bytes:
-    """Return the build-id of an ELF image in this process's own memory: the vDSO, which is the same in all. `address`,
+    """Return the build-id of an ELF image (the vDSO) in this process's own memory; b"" if it has none. `address`,
     `size`: a readable mapping, as /proc/self/maps shows it."""
     with descriptor(os.memfd_create("image", os.MFD_CLOEXEC)) as fd:
         os.write(fd, ctypes.string_at(address, size))

@@ -43,16 +43,16 @@ _THREADS, _MAPS = "threads", "maps"
 
 
 class Part(NamedTuple):
-    """Records of the threads, or of the maps, of one process; `key`: ("threads" or "maps", pid)."""
+    """Records of the threads, or of the mappings, of one process; `key`: ("threads" or "maps", pid)."""
 
     key: tuple[str, int]
     content: bytes  # hash of the text that the records were made of; b"" if they are to be made again at the next scan
-    records: bytes | None  # None if those of the last scan are still right
+    records: bytes | None  # None if the content is that of the last scan
     lost: dict[str, int]  # name of a loss cause → number
 
 
 class Description(NamedTuple):
-    """The result of reading one process: its records, and the build-ids read for them."""
+    """Result of reading one process: its records, and the build-ids of files that were read for them."""
 
     parts: list[tuple[Any, ...]]  # `Part` as plain tuples
     files: list[tuple[bytes, bytes, bytes]]  # key, path and build-id of each file that was read
@@ -62,10 +62,9 @@ class Description(NamedTuple):
 
 
 class ProcessReader:
-    """Make the records of one process after another, for one scan. `build_ids`: build-ids of files that were read
-    already; extended. `data_maps`: also record files mapped for reading. `is_known`: returns whether the last scan had
-    a `Part` with this key and this hash (content). `note`: is called with the `device_number` of a file before it is
-    read, and with 0 after it. `mapped_bytes`: size of the MMAP2 records of all processes up to now."""
+    """Make the records of processes for one scan. `build_ids`: of files that were read already; updated. `data_maps`:
+    also record files mapped for reading. `is_known`: `KnownTasks.has`. `note`: is called with the `device_number` of a
+    file before it is read, and with 0 after it. `mapped_bytes`: size of all MMAP2 records so far."""
 
     def __init__(
         self,
@@ -83,7 +82,7 @@ class ProcessReader:
 
     def read(self, pid: int, *, mapped: bool) -> tuple[Any, ...]:
         """Return the `Description` of a process as a plain tuple, without records if the process has ended. `mapped`:
-        with mappings and namespaces. Raises Exception: a file in /proc is not as expected."""
+        also read mappings and namespaces. Raises Exception: a file in /proc has an unexpected form."""
         self._described, self._files_until_s = Description([], []), 0.0
         tids, is_denied = list[int](), False
         with suppress(*_GONE):
@@ -197,12 +196,12 @@ class ProcessReader:
 
 
 def device_number(device: tuple[int, int]) -> int:
-    """Return (major, minor) as one number, which is never 0 for the device of a file."""
+    """Pack the (major, minor) of a file's device into one number, which is never 0."""
     return device[0] << 32 | device[1]
 
 
 def device_of(number: int) -> tuple[int, int]:
-    """Return (major, minor) of a `device_number`."""
+    """Return the (major, minor) that `device_number` packed."""
     return number >> 32, number & 0xFFFFFFFF
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pack records, as the kernel writes them, for tasks and maps that existed before the recording. Their trailer is zero,
+"""Pack records in the kernel's form for tasks and mappings that existed before the recording. Their trailer is zero,
 which to perf means "of the first event" and "deliver now, before anything with a time"."""
 
 import sys
@@ -33,8 +33,8 @@ def synthesized(record_type: RecordType, misc: int, values: Mapping[str, Any]) -
     return pack_record(record_type, misc, values, ZERO_TRAILER, NATIVE)
 
 
-def holding_from(records: bytes, time_ns: int) -> bytes:
-    """Return a copy of records made by `synthesized`, with `time_ns` instead of 0 as time in each trailer."""
+def with_time(records: bytes, time_ns: int) -> bytes:
+    """Return a copy of records made by `synthesized` whose trailers have the time `time_ns` instead of 0."""
     changed, time, end = bytearray(records), time_ns.to_bytes(8, sys.byteorder), 0
     while end < len(changed):
         end += int.from_bytes(changed[end + _SIZE : end + _SIZE + 2], sys.byteorder)
@@ -43,8 +43,8 @@ def holding_from(records: bytes, time_ns: int) -> bytes:
 
 
 def mmap2(cpumode: CpuMode, mapping: Mapping[str, Any], build_id: bytes = b"", misc: int = 0) -> bytes:
-    """Pack an MMAP2 record; with a `build_id`, it takes the place of device and inode (MMAP_BUILD_ID). `mapping`: the
-    other fields, as in `abi.records`; device and inode are 0 if missing. `misc`: further bits of the header."""
+    """Pack an MMAP2 record with a trailer of zeros. `mapping`: its fields, as in `abi.records`; device and inode are 0
+    if missing. `build_id`: replaces these, unless b"". `misc`: further bits of the header."""
     if not build_id:
         return synthesized(RecordType.MMAP2, cpumode | misc, _NO_INODE | dict(mapping))
     padded = build_id.ljust(BUILD_ID_BYTES, b"\0")

@@ -47,7 +47,8 @@ class Reader:
         self._still = np.append(np.add.outer(words, np.arange(8)), still)
 
     def read(self) -> tuple[int, int, Stacks]:
-        """Return (number that moved, number not readable, stacks of the rest). UnreadableError: no goroutines found."""
+        """Return (number of goroutines that ran during the reading, number of unreadable ones, stacks of the others).
+        Raises UnreadableError: no goroutines found."""
         begin, number, _ = self._memory.words(self.program["allgs"], 3).tolist()
         places = self._memory.words(begin, min(number, _MOST_GOROUTINES))
         moved, unread, first, stacks = 0, 0, 0, Stacks()
@@ -82,7 +83,8 @@ class Reader:
         return int((has_stack & ~stands).sum()), int((~is_read | waits & ~is_sound).sum() + (~has_stack).sum())
 
     def _find_peers(self, places: U64, status: U64, reasons: NDArray[np.uint8]) -> tuple[list[str], U64]:
-        """Return (texts, uint64[n]: index in `texts` of the peer of each goroutine; 0 for an unknown peer)."""
+        """Return (texts such as " (tcp 10.0.0.7:5432)", uint64[n]: index in texts of each goroutine's peer; 0 if it is
+        unknown). `places`: addresses of `runtime.g`; `status`, `reasons`: their status and waitreason."""
         texts, number = {"": 0}, np.zeros(len(places), np.uint64)
         waits_io = [reason for reason in np.unique(reasons).tolist() if self._reason(reason) == _IO]
         rows = np.flatnonzero(np.isin(reasons, waits_io) & (status == _WAITING))
@@ -102,8 +104,9 @@ class Reader:
 
 
 def walk(stacks: U64, base: U64, sizes: U64, frame: U64, leaf: U64) -> U64:
-    """Return uint64[n, frames]: return addresses along frame pointers, leaf first, 0 after the last. `stacks`: words of
-    all stacks, one after the other, from `base` on `sizes` bytes each; `frame`: the first frame pointers."""
+    """Return uint64[n, frames]: each stack's code addresses along frame pointers, leaf first, 0 after the last.
+    `stacks`: words of all n stacks, one after the other; `base`, `sizes`: address and bytes of each; `frame`, `leaf`:
+    frame pointer and pc of each leaf function."""
     columns, first = [leaf], (np.cumsum(sizes) - sizes) // np.uint64(8)
     while len(columns) < _MOST_FRAMES:
         offset = frame - base
@@ -125,8 +128,8 @@ _TAG_BITS, _ALIGNMENT = np.int64(19), np.int64(3)
 class Peers:
     """Find the peers of goroutines in "IO wait", in one process, as long as it runs the same program. Go watches each
     of its descriptors by one epoll instance, whose user data is the address of the descriptor's `runtime.pollDesc`
-    (src/runtime/netpoll.go), tagged since 1.21; that has the descriptor, and the goroutine that waits for it.
-    Descriptors and sockets are the kernel's word."""
+    (src/runtime/netpoll.go), tagged since 1.21; a pollDesc holds the descriptor and the goroutine that waits for it.
+    Descriptors and names of sockets come from /proc, not from the program's memory."""
 
     def __init__(self, pid: int, memory: Memory) -> None:
         self._pid, self._memory = pid, memory
@@ -174,17 +177,19 @@ def _peer_text(sock: Socket) -> str:
 
 
 class GoroutineReader(TaskReader):
-    """Reads goroutines, and sums their time by stack. `lost`: counts goroutines and programs that are not read."""
+    """Reads goroutines, and sums their time by stack. `lost`: counts goroutines and programs that cannot be read."""
 
     unread = losses.GOROUTINES_UNREAD
 
     def __init__(self, lost: Losses) -> None:
         self._lost, self._lock = lost, threading.Lock()
         self._readers: dict[int, Reader] = {}  # in the helper
-        self._sums: dict[int, tuple[list[int], Stacks]] = {}  # begin and end of readings, ns in place of numbers
+        # Pid → ([begin, end] of its readings, Stacks with ns in place of numbers of goroutines).
+        self._sums: dict[int, tuple[list[int], Stacks]] = {}
 
     def read(self, pid: int, program: dict[str, int] | None) -> tuple[dict[str, int] | None, Any]:
-        """Return (program, result of `Reader.read`: None for an unknown version); (None, None) if unreadable."""
+        """Return (result of `find_program`, result of `Reader.read`, None for an unsupported version of Go); (None,
+        None) if the goroutines cannot be read. `program`: result of the last call for this pid."""
         reader = self._readers.pop(pid, None)
         try:
             program = program or find_program(pid)
@@ -218,7 +223,7 @@ class GoroutineReader(TaskReader):
         self._lost.add(losses.GOROUTINES_UNREAD, unread)
 
     def take(self) -> list[Reading]:
-        """Return the readings since the last call: one task per stack, with the summed time of its goroutines."""
+        """Return the readings since the last call, one for each stack, with the summed time of its goroutines."""
         with self._lock:
             taken, self._sums = self._sums, {}
         readings = list[Reading]()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the goroutines of a Go program in its memory, and names of its functions, by what it needs itself at run time,
-and so has if it is stripped, too: `.go.buildinfo`, and `.gopclntab` (src/runtime/symtab.go and symtabinl.go of Go).
-Variables have no names there, but functions that use them: `runtime.allgadd` reads the slice `runtime.allgs`, and
-`runtime.waitReason.String` the texts. Memory may hold anything: reads and loops are bounded."""
+"""Find the goroutines of a Go program in its memory, and names of its functions, from sections that stripped programs
+keep, because Go's runtime reads them: `.go.buildinfo`, and `.gopclntab` (src/runtime/symtab.go, symtabinl.go of Go).
+These name no variables, but functions that use them: `runtime.allgadd` reads the slice `runtime.allgs`, and
+`runtime.waitReason.String` the texts of reasons. Memory may hold anything: reads and loops are bounded."""
 
 import contextlib
 import ctypes
@@ -66,8 +66,8 @@ class Memory:
         return np.frombuffer(self.read(address, 8 * number), np.uint64)
 
     def gather(self, addresses: U64, sizes: U64) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-        """Return (bytes at all addresses, one after the other, 0 where unread; bool[n]: True where read). After
-        _MOST_FAILED addresses that cannot be read, no more are read."""
+        """Return (uint8: `sizes[i]` bytes from each `addresses[i]`, one after the other, 0 if unreadable; bool[n]: True
+        if read). After _MOST_FAILED unreadable addresses, no more are read."""
         ends = np.append(np.uint64(0), np.cumsum(sizes)).astype(np.int64)
         content, is_read, row = np.zeros(ends[-1], np.uint8), np.zeros(len(sizes), np.bool_), 0
         remote = np.column_stack([addresses, sizes])
@@ -83,8 +83,8 @@ class Memory:
 
 
 def find_program(pid: int) -> dict[str, int]:
-    """Return the Go program of a process, as `Functions` takes it; {}: none, only `minor`: unknown version or machine.
-    Raises OSError: the process may not be read, or has ended; UnreadableError: its tables are not found."""
+    """Return the Go program of a process, as `Functions` takes it; {} if it is none; only `minor` if its version of Go
+    or the machine is unsupported. Raises OSError: the process may not be read; UnreadableError: no tables."""
     with os.fdopen(open_regular(f"/proc/{pid}/exe")) as file:
         info = find_section(file.fileno(), b".go.buildinfo")
         if not info or not info.loads:
@@ -115,8 +115,9 @@ def find_program(pid: int) -> dict[str, int]:
 
 
 class Functions:
-    """Names of the functions of a program, by address. `program`: minor version, addresses of the list of goroutines
-    (`allgs`), texts of reasons, the table of functions, code, and data of functions."""
+    """Names of the functions of a Go program. `program`: `minor` version of Go, and addresses of `runtime.allgs`
+    (`allgs`), texts of reasons to wait (`reasons`), .gopclntab (`table`), code (`text`), data of functions (`data`).
+    `of`: returns the names of an address, innermost inlined function first."""
 
     def __init__(self, memory: Memory, program: dict[str, int]) -> None:
         self._memory, self._program = memory, program
@@ -132,7 +133,7 @@ class Functions:
         return self._memory.read(self._program["table"] + offset, size, least)
 
     def operands(self, name: bytes) -> list[int]:
-        """Return the addresses that the code of the function `name` refers to, relative to its instructions."""
+        """Return the addresses that mov and lea instructions in the function `name` refer to relative to %rip."""
         offset = self._read(self._names, self._cut - self._names).index(b"\0" + name + b"\0") + 1
         words = np.frombuffer(self._read(self._functions, int(self._places.max()) // 4 * 4 + 8), np.uint32)
         row = np.flatnonzero(words[self._places // 4 + 1] == offset)[0]
@@ -141,8 +142,8 @@ class Functions:
         return [begin + match.end() + struct.unpack("<i", match[1])[0] for match in _OPERAND.finditer(code)]
 
     def _names_of(self, address: int) -> tuple[str, ...]:
-        """Return the names of the functions inlined at a return address (or begin of a function), innermost first, and
-        then of the function that contains it; ("",) if it is not known."""
+        """Return the names of the functions inlined at a return address (or begin of a function), innermost first, then
+        the name of the function that contains it; ("",) if it is unknown."""
         offset, names = address - self._program["text"], list[str]()
         row = int(np.searchsorted(self._entries, min(max(offset, 0), _NONE), side="right")) - 1
         with contextlib.suppress(UnreadableError, IndexError, struct.error):
@@ -166,7 +167,8 @@ class Functions:
         return self._read(self._names + offset, _MOST_NAME, 1).split(b"\0", 1)[0].decode("utf-8", "replace")
 
     def _value_at(self, table: int, target: int) -> int:
-        """Return the value of a table of steps at offset `target` of its function (`runtime.pcvalue`); -1 for none."""
+        """Return the value for offset `target` of a function in a pc-value table (`runtime.pcvalue`); -1 for none.
+        `table`: the table's offset in the section's pctab."""
         steps, value, place = _varints(self._read(self._steps + table, _MOST_STEPS, 1)), -1, 0
         for change, length in zip(steps, steps, strict=False):
             if not change and place:

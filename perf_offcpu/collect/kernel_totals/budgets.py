@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write budgets of threads as samples of the event `offcpu-counters` (abi/counters.py). The kernel side keeps one
-budget for a thread's whole life in the recording. Where a recording has several files (`--switch-output`), each gets
-the share that was added since the file before."""
+"""Write budgets of threads as samples of the event `offcpu-counters` (abi/counters.py). The BPF program keeps one
+budget for a thread's whole life in the recording. If a recording has several files (`--switch-output`), each gets the
+share that was added since the file before."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -21,15 +21,15 @@ U64 = NDArray[np.uint64]
 
 BATCH = 256  # budgets in one sample: a record has room for some 500
 _THREAD = ("tid", "begin_ns")
-_MISSES = 16  # successive looks that may miss a thread
+_MISSES = 16  # successive calls of `share` with `noting` that may lack a thread
 SWITCH_NS = 5000  # time of a switch that may count for the thread that leaves or for the one that comes
 
 
 def budget_samples(
     event: EventSpec, budgets: NDArray[Any], modes: Sequence[str], time_ns: int
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield (number of budgets, at most BATCH; a sample record with them). `event`: offcpu-counters. `budgets`: rows of
-    `struct offcpu_budget` (bpf/off_cpu.h). `modes`: enumerators of `enum offcpu_mode`, which index their field `ns`."""
+    """Yield (number of budgets, at most BATCH; a sample record). `event`: offcpu-counters. `budgets`: rows of
+    `struct offcpu_budget` (bpf/off_cpu.h). `modes`: enumerators of `enum offcpu_mode`, which index `ns`."""
     rows = _as_in_file(budgets, modes)
     for low in range(0, len(rows), BATCH):
         part = rows[low : low + BATCH]
@@ -57,12 +57,11 @@ class BudgetShares:
         self._written: list[NDArray[Any]] = []
 
     def share(self, budgets: NDArray[Any], *, noting: bool = False) -> NDArray[Any]:
-        """Return the part of each budget that this file shall hold: `budgets` (sums over the thread's life), corrected
-        by the kernel's figures (`by_kernel_figures`), less the parts in earlier files; it begins where the last of them
-        ended. `noting`: note these parts as written. Notes on threads that are not in `budgets` are kept for some more
-        calls: such a thread has ended and is drained later, or changed while it was read. The sum of the parts is
-        noted, not the budget: if a thread came to a CPU while it was read, its wait for the CPU may have been counted
-        twice or not at all, and the next part corrects that."""
+        """Return the share of each budget for this file: `budgets` (sums over lives of threads) after
+        `by_kernel_figures`, less the shares in earlier files; it begins where the last of these ended. `noting`: note
+        the shares as written. Notes on threads that are not in `budgets` are kept for _MISSES calls: such a thread has
+        ended and is drained later, or changed while it was read. The sum of the shares is noted, not the budget: if a
+        thread came to a CPU while it was read, its wait for the CPU may have been counted twice or not at all."""
         shares = by_kernel_figures(budgets, self._modes)
         rows, before = self._before(budgets)
         shares["switches"][rows] -= before["switches"]
@@ -79,7 +78,7 @@ class BudgetShares:
         return shares
 
     def _before(self, budgets: NDArray[Any]) -> tuple[I64, NDArray[Any]]:
-        """Return (rows of `budgets` with shares in earlier files, sums of the shares of each)."""
+        """Return (indices in `budgets` of threads with shares in earlier files, the sum of these shares for each)."""
         if not self._written or not len(budgets):
             return np.empty(0, np.int64), budgets[:0]
         written = np.concatenate(self._written)
@@ -89,9 +88,9 @@ class BudgetShares:
 
 
 def _difference(now: U64, before: U64) -> U64:
-    """Return `now - before`, uint64[n, buckets], with values below 0 set to 0 and taken off the largest values of the
-    row. A later budget can have less in a bucket: the time of an unfinished wait was divided by what was known of it
-    then, which changes if a second wake-up comes, or if the thread turns out to be just born."""
+    """Return `now - before`, uint64[n, modes], with negative values set to 0 and subtracted from the largest values of
+    the row. A later budget can have less in a mode: the time of an unfinished wait is divided again if a second wake-up
+    comes, or if the thread turns out to be just born."""
     change = (now - before).view(np.int64)
     missing = -np.minimum(change, 0).sum(axis=1, keepdims=True)
     change = np.maximum(change, 0)
@@ -103,7 +102,7 @@ def _difference(now: U64, before: U64) -> U64:
 
 
 def _last_rows(table: NDArray[Any], wanted: NDArray[Any]) -> I64:
-    """Return int64[n]: for each row of `wanted` the last index in `table` with its tid and begin_ns, or -1."""
+    """Return int64[n]: for each row of `wanted` the last index in `table` with the same tid and begin_ns, or -1."""
     unique, key_of_row = np.unique(joined_fields(np.concatenate([table, wanted]), _THREAD), return_inverse=True)
     rows = np.full(len(unique), -1, np.int64)
     np.maximum.at(rows, key_of_row[: len(table)], np.arange(len(table)))
@@ -111,18 +110,19 @@ def _last_rows(table: NDArray[Any], wanted: NDArray[Any]) -> I64:
 
 
 def by_kernel_figures(budgets: NDArray[Any], modes: Sequence[str]) -> NDArray[Any]:
-    """Return `budgets` with the time on CPUs and the run-queue delay that the kernel counted.
+    """Return `budgets` with the time on CPUs and the run-queue delay that the kernel counted. `budgets`: rows of
+    `struct offcpu_budget`, sums over lives of threads. `modes`: enumerators of `enum offcpu_mode`, which index the
+    field `ns`.
 
     The BPF program sees a wake-up when it begins (sched_waking), if at all; the kernel counts run-queue delay from when
-    the thread is in a queue, 1 to 2 us later. At a switch the program accounts some time to the other thread. Where
-    waits are many and short that adds up. So the totals are the kernel's, and the program's own counts only divide
-    them: run-queue delay by its reasons, the rest by states.
+    the thread is in a queue, 1 to 2 us later. At a switch the program accounts some time to the other thread. With many
+    short waits that adds up. So the totals are the kernel's, and the program's own counts only divide them: run-queue
+    delay by its reasons, the rest by states.
 
     The sum of `ns` of each row stays the same. The other states get the time that was counted too much as run-queue
     delay, and up to SWITCH_NS a switch. The remainder goes to `unknown`: time on a CPU that interrupts or the
     hypervisor took, and the making of a new thread before it was in a queue. Threads that have not switched keep the
-    program's counts, which are exact; so do all threads if the kernel has no figures. `budgets`: rows of whole lives,
-    as `struct offcpu_budget`. `modes`: enumerators of `enum offcpu_mode`, which index the field `ns`."""
+    program's counts, which are exact; so do all threads if the kernel has no figures."""
     corrected = budgets.copy()
     rows = np.flatnonzero((budgets["switches"] > 0) & (budgets["ran_ns"] > 0))
     number = {mode: index for index, mode in enumerate(modes)}
@@ -151,7 +151,7 @@ def by_kernel_figures(budgets: NDArray[Any], modes: Sequence[str]) -> NDArray[An
 
 
 def _divided(totals: I64, parts: I64) -> I64:
-    """Return int64[n, parts]: totals[i] in the proportions of parts[i]; the largest part takes the rest."""
+    """Return int64[n, modes]: totals[i] divided in proportion to parts[i]; the largest part takes the remainder."""
     ratio = totals / np.maximum(parts.sum(axis=1), 1)
     divided: I64 = (parts * ratio[:, None]).astype(np.int64)
     divided[np.arange(len(parts)), parts.argmax(axis=1)] += totals - divided.sum(axis=1)

@@ -41,16 +41,16 @@ T = TypeVar("T")
 
 
 class Unread:
-    """Count the stacks and locks of threads, still blocked at the end, that could not be read. `avoided`: processes
-    that did not answer. `lost`: the causes and their counts, since the recording began."""
+    """Counts of stacks, locks and other data that could not be read from processes of blocked threads. `avoided`:
+    processes that did not answer. `lost`: causes and their counts since the recording began."""
 
     def __init__(self) -> None:
         self.avoided, self.lost = Avoided(), Losses()
 
 
 def read_memory(tid: int, address: int, size: int, *, cut: bool = False) -> bytes:
-    """Return `size` bytes of memory of the process of a thread; b"" if not all of them can be read. `cut`: return those
-    up to the first page that cannot be read."""
+    """Return `size` bytes from `address` on in the memory of a thread's process; b"" if not all can be read. `cut`:
+    return the bytes up to the first page that cannot be read."""
     content = b""
     with contextlib.suppress(OSError), descriptor(_open_memory(tid)) as memory:
         content = _read(memory, address, size)
@@ -61,12 +61,12 @@ def _open_memory(tid: int) -> int:
     return os.open(f"/proc/{tid}/mem", os.O_RDONLY | os.O_CLOEXEC)  # direct: a file of /proc
 
 
-def of_each(
+def read_by_row(
     tasks: NDArray[Any], rows: Sequence[int], work: Callable[[int], T], unread: Unread, time_s: float = TIME_S
 ) -> dict[int, T]:
-    """Call `work` with each of some rows of `tasks` (`struct offcpu_last`) in a helper; return row → result, without
-    rows that failed or had no time. Processes take turns, some rows of each, so that one with many threads does not
-    take all time. `work`: returns plain values (`marshal`). `unread`: counts the rows without a result."""
+    """Call `work` with each index in `rows` in a helper process; return row → result, without rows that failed or had
+    no time. Processes take turns. `tasks`: rows of `struct offcpu_last`, indexed by `rows`. `work`: returns plain
+    values (`marshal`). `unread`: counts rows without a result. `time_s`: time for all rows."""
     rows_of: dict[int, list[int]] = {}
     for row, pid in zip(rows, tasks["pid"][rows].tolist(), strict=True):
         rows_of.setdefault(pid, []).append(row)
@@ -90,13 +90,13 @@ def of_each(
 
 
 UserStack = tuple[list[int], bytes]
-"""The user stack of a task: frames, leaf first, and a copy of the bytes from the stack pointer on (b"": none)."""
+"""(Code addresses of a task's user stack, leaf first; copy of the bytes from its stack pointer on, b"" for none)."""
 NO_STACK: Final[UserStack] = [], b""
 
 
 def registers_of(tasks: NDArray[Any]) -> dict[str, U64]:
-    """Return `ip`, `sp` and `fp` of tasks, uint64[n] each, and `sampled`, uint64[n, registers], in the order of
-    sample_regs_user; all 0 for kernel threads and 32-bit programs. `tasks`: rows of `struct offcpu_last`."""
+    """Return user registers of tasks: `ip`, `sp` and `fp`, uint64[n] each, and `sampled`, uint64[n, registers] in the
+    order of sample_regs_user; all 0 for kernel threads and 32-bit programs. `tasks`: rows of `struct offcpu_last`."""
     words = MACHINES[platform.machine()].words
     regs = tasks["regs"]
     is_64_bit = regs[:, [words.mode]] & np.uint64(words.mode_mask) == words.mode_64
@@ -111,8 +111,8 @@ def arguments_of(task: NDArray[Any]) -> tuple[int, ...]:
 
 
 def sizes_of_copies(tasks: NDArray[Any], copy_bytes: int) -> NDArray[np.int64]:
-    """Return int64[n]: bytes to copy of each task's stack: up to its end, but at most four times the usual size; the
-    usual size if the end is not known. `tasks`: rows of `struct offcpu_last`. `copy_bytes`: usual size, 0 for none."""
+    """Return int64[n]: bytes to copy of each task's user stack: up to its end, at most four times the usual size; the
+    usual size if the end is unknown. `tasks`: rows of `struct offcpu_last`. `copy_bytes`: usual size, 0 for none."""
     end, sp = tasks["stack_end"], registers_of(tasks)["sp"]
     most = min(4 * copy_bytes, LARGEST_COPY)
     reach = np.minimum(end - np.minimum(sp, end) + np.uint64(_SLACK), np.uint64(most)).astype(np.int64)
@@ -120,25 +120,23 @@ def sizes_of_copies(tasks: NDArray[Any], copy_bytes: int) -> NDArray[np.int64]:
 
 
 def take_user_stacks(tasks: NDArray[Any], copy_bytes: int, unread: Unread) -> list[UserStack]:
-    """Return the user stack of each task. `tasks`: rows of `struct offcpu_last`. `copy_bytes`: as in `sizes_of_copies`.
+    """Return the user stack of each task. `tasks`: rows of `struct offcpu_last`. `copy_bytes`: usual size of a copy.
     `unread`: counts the stacks that are not read in time, or have no copy because there are too many."""
     registers = registers_of(tasks)
     sizes = _bounded(sizes_of_copies(tasks, copy_bytes), tasks["pid"], unread).tolist()
-    tids, ips, sps, fps = (
-        column.tolist() for column in (tasks["tid"], registers["ip"], registers["sp"], registers["fp"])
-    )
+    tids, ips, sps, fps = (part.tolist() for part in (tasks["tid"], registers["ip"], registers["sp"], registers["fp"]))
     rows = np.flatnonzero(registers["ip"])
 
     def take(row: int) -> UserStack:
         return _take(tids[row], ips[row], sps[row], fps[row], sizes[row])
 
-    stacks = of_each(tasks, rows.tolist(), take, unread)
+    stacks = read_by_row(tasks, rows.tolist(), take, unread)
     return [stacks.get(row, NO_STACK) for row in range(len(tasks))]
 
 
 def _bounded(sizes: NDArray[np.int64], pids: NDArray[Any], unread: Unread) -> NDArray[np.int64]:
-    """Return `sizes` with 0 where all copies together would exceed _MOST_COPIES bytes; first threads of each process go
-    first. `unread`: counts the threads set to 0."""
+    """Return `sizes` with 0 for copies beyond _MOST_COPIES bytes in all; the first threads of each process (`pids`) are
+    served first. `unread`: counts the copies set to 0."""
     order = np.argsort(pids, kind="stable")
     begins = np.flatnonzero(np.diff(pids[order], prepend=-1))
     rank = np.empty(len(pids), np.int64)  # among the threads of its process
@@ -151,7 +149,7 @@ def _bounded(sizes: NDArray[np.int64], pids: NDArray[Any], unread: Unread) -> ND
 
 
 def _take(tid: int, ip: int, sp: int, fp: int, copy_bytes: int) -> UserStack:
-    """Return (frames by frame pointer, leaf first; copy of at most `copy_bytes` from `sp` on) of a thread's stack."""
+    """Walk a thread's user stack along frame pointers; return it, with a copy of at most `copy_bytes` from `sp` on."""
     frames, top = [ip], b""
     with contextlib.suppress(OSError), descriptor(_open_memory(tid)) as memory:  # else the process has ended
         top = _read(memory, sp, max(_TOP, copy_bytes))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write waits that BPF does not send as samples of the event `offcpu-time`: sums of short waits, and unfinished ones.
+"""Write the waits of which BPF sends no samples of the event `offcpu-time`: sums of short waits, and unfinished waits.
 
-The kernel side adds up waits under the threshold by thread, state, system call, cgroup and user stack. In the file a
+The BPF program adds up waits under the threshold by thread, state, system call, cgroup and user stack. In the file a
 sum is a sample like that of a single wait, with the same payload: its kind is SUM, its period and `offcpu_ns` are the
 total, its time is the end of the last wait. Unlike a sample from BPF, it has the sleeper in the header, too.
 
@@ -44,8 +44,9 @@ _TASKS_AT_ONCE = 512  # tasks whose records are packed at once: some MB of copie
 
 
 def sum_samples(event: EventSpec, sums: NDArray[Any], stacks: Ragged) -> Iterator[tuple[NDArray[Any], bytes]]:
-    """Yield (some of the `sums`, at most BATCH; their sample records). `event`: offcpu-time (its first id). `sums`:
-    rows with the fields of `struct offcpu_sum_key` and `struct offcpu_sum` (bpf/off_cpu.h). `stacks`: user stacks."""
+    """Yield (at most BATCH rows of `sums`; their sample records). `event`: offcpu-time; its first id is used. `sums`:
+    rows with the fields of `struct offcpu_sum_key` and `struct offcpu_sum` (bpf/off_cpu.h). `stacks`: user stack of
+    each row, leaf first, without markers."""
     for low in range(0, len(sums), BATCH):
         rows = sums[low : low + BATCH]
         chains = with_marker(CallchainContext.USER, stacks.take(np.arange(low, low + len(rows))))
@@ -63,7 +64,7 @@ def sum_samples(event: EventSpec, sums: NDArray[Any], stacks: Ragged) -> Iterato
 
 
 SUM_KEY = ("tid", "pid", "state", "syscall", "flags", "cgroup", "object_id")
-"""Members of `struct offcpu_sum_key` and `struct offcpu_sum` that tell sums apart, besides their stacks."""
+"""Members of `struct offcpu_sum_key` and `struct offcpu_sum` that identify a sum, apart from its stack."""
 _REDUCED = {
     **dict.fromkeys(("total_ns", "count", "runq_ns", "woken"), np.add),
     **dict.fromkeys(("longest_ns", "last_switch_in_ns"), np.maximum),
@@ -72,7 +73,7 @@ _REDUCED = {
 
 
 def united(sums: NDArray[Any]) -> NDArray[Any]:
-    """Return sums (rows as in `sum_samples`) with those of one SUM_KEY added up."""
+    """Add up the sums with equal SUM_KEY; return one row for each key. `sums`: rows as in `sum_samples`."""
     rows = sums[np.lexsort([sums[name] for name in SUM_KEY])]
     keys = rows[[*SUM_KEY]]
     first = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])[: len(rows)])
@@ -93,8 +94,8 @@ def wait_samples(
 ) -> bytes:
     """Pack one sample of offcpu-time per row. `rows`: sums or tasks; their fields `_FROM_ROWS` go into the payload.
     `time_ns`: time of each sample. `callchains`: callchain of each row, with context markers; may be empty. `payload`:
-    further fields of the payload; fields that neither `rows` nor `payload` has get sentinels. `copies`: fields of user
-    registers and stack bytes; without them no sample has any."""
+    further fields of the payload; fields that neither `rows` nor `payload` has get sentinels. `copies`: columns of user
+    registers and stack bytes (`copy_columns`); None for samples without."""
     fields = {name: rows[name] for name in _FROM_ROWS}
     padding = {"padding": 0, "raw_padding": 0}
     nothing = np.zeros(len(rows) + 1, np.int64)
@@ -118,7 +119,7 @@ def wait_samples(
 
 
 def with_marker(marker: int, stacks: Ragged) -> Ragged:
-    """Return the stacks with a marker (CallchainContext) before the addresses of each; an empty stack stays empty."""
+    """Return the stacks with a context marker (CallchainContext) put before each; an empty stack stays empty."""
     offsets = offsets_of(np.sign(stacks.lengths))
     return Ragged.beside([Ragged(offsets, np.full(offsets[-1], marker, np.uint64)), stacks])
 
@@ -131,8 +132,8 @@ def first_addresses(callchains: Ragged) -> U64:
 
 def with_user_stacks(last: LastTasks, again: Callable[[], LastTasks], copy_bytes: int, unread: Unread) -> LastTasks:
     """Return `last` with user stacks of waiting tasks: copies, and frames where the BPF program took none. The stack of
-    a task that has run meanwhile is not that of its wait, and is left out. `again`: runs the iterator once more.
-    `copy_bytes`: usual size of the copies, 0 for none. `unread`: counts stacks that could not be read."""
+    a task that has run meanwhile is left out, as it is not that of the wait. `again`: runs the iterator over tasks once
+    more. `copy_bytes`: usual size of the copies, 0 for none. `unread`: counts stacks that could not be read."""
     tasks, copies, empty = last.tasks.copy(), [b""] * len(last.tasks), last.user.lengths == 0
     wanted = (empty | (copy_bytes > 0)) & (tasks["waits"] != 0) & (registers_of(tasks)["ip"] != 0)
     stacks = take_user_stacks(tasks[wanted], copy_bytes, unread)
@@ -148,8 +149,8 @@ def with_user_stacks(last: LastTasks, again: Callable[[], LastTasks], copy_bytes
 
 
 def still_blocked_samples(event: EventSpec, last: LastTasks) -> Iterator[tuple[int, bytes]]:
-    """Yield (number of samples, their records) for some waiting tasks at a time, first those with a kernel stack.
-    `event`: offcpu-time; its first id is used. `last`: all tasks, with their user stacks."""
+    """Yield (number of samples, their records) of the waiting tasks in `last`, at most _TASKS_AT_ONCE at a time, first
+    the tasks with a kernel stack. `event`: offcpu-time; its first id is used."""
     rows = last.waiting()
     in_kernel = last.kernel.lengths[rows] > 0
     for cpumode, chosen in ((CpuMode.KERNEL, rows[in_kernel]), (CpuMode.USER, rows[~in_kernel])):
@@ -169,8 +170,8 @@ def _records(event: EventSpec, cpumode: CpuMode, last: LastTasks, rows: NDArray[
 
 
 def copy_columns(registers: U64, stacks: list[bytes]) -> dict[str, Column]:
-    """Return the columns of PERF_SAMPLE_REGS_USER and PERF_SAMPLE_STACK_USER; rows with the stack b"" have none.
-    `registers`: uint64[n, registers]. `stacks`: a copy for each row."""
+    """Return the columns of PERF_SAMPLE_REGS_USER and PERF_SAMPLE_STACK_USER for n samples. `registers`: uint64[n,
+    registers]. `stacks`: stack bytes of each sample, b"" for a sample without registers and stack."""
     sizes = np.array([len(stack) for stack in stacks], np.int64)
     has_copy = sizes > 0
     padded = b"".join(stack.ljust(-(-len(stack) // 8) * 8, b"\0") for stack in stacks)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A file of a recording, or its pipe, from the header to the end. A recording is one file, or with `--switch-output`
-several. Each can be read without the others: it begins with the names of events and with what runs at that moment, and
-ends with the losses and counts of its own time. Its features describe the machine, HOSTNAME to CMDLINE, PMU_MAPPINGS
-and clocks: perf shows them in the header of reports, and accepts no file without NRCPUS and HOSTNAME. Features that
-perf 6.1 does not know (E_MACHINE and later) are left out: its `perf inject` reads past the end of its table of features
-when a file has one (seen to crash with bit 200)."""
+several. Each can be read without the others: it begins with the names of events and the existing tasks, and ends with
+the account: losses and counts of its own time. Its features describe the machine, HOSTNAME to CMDLINE, PMU_MAPPINGS and
+clocks: perf shows them in the header of reports, and accepts no file without NRCPUS and HOSTNAME. Features that perf
+6.1 does not know (E_MACHINE and later) are left out: its `perf inject` reads past the end of its table of features when
+a file has one (seen to crash with bit 200)."""
 
 from __future__ import annotations
 
@@ -47,42 +47,42 @@ from perf_offcpu.perfdata.write.writer import FileWriter
 from perf_offcpu.resources import version
 
 RESERVE = 512 << 10  # bytes of the disk that are held for the end of a file that finds the disk full
-_SLACK = 64 << 10  # bytes of the reserve that are kept for the account, and for blocks that are not full
+_SLACK = 64 << 10  # bytes of the reserve for the account, and for blocks of the disk that are not full
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece of data that is written at once: records, and the things (sums, budgets, …) that they describe."""
+    """Records that are written at once, and the items (sums, budgets, …) that they describe."""
 
-    cause: LossCause  # counted for each thing if the records are not written
-    ns: NDArray[np.uint64]  # off-cpu time of each thing in them, 0 where it is not known
-    records: bytes  # whole perf records, one for each thing unless `batched`
-    batched: bool = False  # all things are in one record
+    cause: LossCause  # counted for each item if the records are not written
+    ns: NDArray[np.uint64]  # uint64[items]: off-cpu time of each item, 0 if unknown
+    records: bytes  # complete perf records, one for each item unless `batched`
+    batched: bool = False  # all items are in one record
 
     @property
     def count(self) -> Counter:
-        """Number of things in the records, and the sum of their off-cpu time."""
+        """Number of items in the records, and the sum of their off-cpu time."""
         return Counter(len(self.ns), int(self.ns.sum()))
 
-    def rest(self, taken: int, records: int) -> Piece:
-        """Return the piece without its first `records` records, which are `taken` bytes long."""
+    def rest(self, size: int, records: int) -> Piece:
+        """Return the piece without its first `records` records, which are `size` bytes long."""
         first = len(self.ns) * records if self.batched else records
-        return replace(self, ns=self.ns[first:], records=self.records[taken:])
+        return replace(self, ns=self.ns[first:], records=self.records[size:])
 
 
 class Counts(NamedTuple):
-    """Losses since the recording began: `counters` by cause; `lost`, event id → records that found a ring full."""
+    """Losses and counts of a time: `counters` by cause; `lost`: event id → records that found a ring full."""
 
     counters: dict[LossCause, Counter]
     lost: dict[int, int]
 
     @classmethod
     def of(cls, collector: Source) -> Counts:
-        """Return the counts of the collector at this moment."""
+        """Return the counts from the begin of the recording up to now."""
         return cls(collector.counters(), collector.lost_by_id())
 
     def since(self, before: Counts | None) -> Counts:
-        """Return the counts since an earlier moment, of which `before` has the counts; None: since recording began."""
+        """Return the difference to `before`, counts up to an earlier moment; None: return these counts unchanged."""
         if before is None:
             return self
         counters = {}
@@ -96,8 +96,8 @@ class Counts(NamedTuple):
 
 
 class OutputFile:
-    """Write one file of a recording, or its pipe. `path`: the file's name, or "-". `target`: the file begins with the
-    maps of these processes. Raises RecordingError: it cannot be written."""
+    """Write one file of a recording, or its pipe. `path`: of the file, "-" for standard output. `target`: processes
+    whose mappings the file begins with. Raises RecordingError: it cannot be written."""
 
     def __init__(self, options: RecordOptions, collector: Source, path: str, target: Target) -> None:
         self.options, self.collector, self.path = options, collector, path
@@ -129,12 +129,12 @@ class OutputFile:
 
     @property
     def shown(self) -> str:
-        """The name of the file or pipe for messages."""
+        """Name of the file or pipe for messages."""
         return "standard output" if self._disk is None else self.path
 
     @property
     def size(self) -> int:
-        """Bytes written so far: header and data, but no features; of a pipe the data alone."""
+        """Bytes written so far: header and data, without features; for a pipe the data alone."""
         if isinstance(self._writer, PipeWriter):
             return self._writer.data_size
         return self._plain.data_offset + self._plain.data_size
@@ -145,18 +145,18 @@ class OutputFile:
         return time.monotonic() - self._created_s
 
     def append(self, *pieces: Buffer) -> None:
-        """Append whole records; errors as of `FileWriter.append`."""
+        """Append complete records. Raises RecordingError: a write fails; BrokenPipeError: the pipe is closed."""
         with self.collector.pressure.writing():
             self._writer.append(*pieces)
 
     def describe(self, drain: Callable[[], object]) -> None:
-        """Write records of existing tasks and maps. `drain` empties the rings, and is called again and again."""
+        """Write records of existing tasks and mappings. `drain`: is called meanwhile to empty the rings."""
         self._append_all(self._inventory.records(), drain)
         if isinstance(self._writer, PipeWriter):
             self._writer.append_build_ids(self._inventory.build_ids())
 
     def describe_again(self, drain: Callable[[], object]) -> None:
-        """Write the tasks and maps that exist by now, after a time in which side-band records of a CPU were missing."""
+        """Write the existing tasks and mappings again, as side-band records of a CPU were missing."""
         self._append_all(self._inventory.later_records(), drain)
 
     def _append_all(self, pieces: Iterator[bytes], drain: Callable[[], object]) -> None:
@@ -167,39 +167,39 @@ class OutputFile:
             drain()
 
     def commit(self) -> None:
-        """Give the file its name, under which it was not visible before."""
+        """Make the file visible under its name."""
         if self._disk is not None:
             self._disk.commit()
 
     def go_on_in(self, later: OutputFile, counts: Counts, end_ns: int) -> None:
-        """Set where `later` begins: losses up to `counts`, and waits that end before `end_ns`, belong to this file."""
+        """End the time of this file and begin that of the next file, `later`: losses up to `counts`, and waits that end
+        before `end_ns`, belong to this file."""
         self._ended, self._end_ns = counts, end_ns
         later._begun, later._begin_ns = counts, end_ns
 
     def pause(self, recording: Span) -> None:
-        """Write the account of the time up to a pause: losses and counts since the begin, or the last pause.
-        `recording`: the span that ends with the pause."""
+        """Write the account of the time since the begin, or the last pause. `recording`: the span up to the pause."""
         self._first_ns = self._first_ns or self._span(recording).begin_ns
         self.go_on_after(self._write_account(recording, {}))
         self._begin_ns, self._paused = 0, True
 
     def account(self, counts: Counts, end_ns: int) -> None:
-        """Write the account of the time up to `end_ns`, with the losses up to `counts`, and begin the next one."""
+        """Write the account up to `end_ns`, with the losses up to `counts`, and begin the next account there."""
         self._first_ns = self._first_ns or self._begin_ns or self.collector.span.begin_ns
         self._ended, self._end_ns = counts, end_ns
         self._write_account(self.collector.span, {})
         self._begun, self._begin_ns, self._ended, self._end_ns = counts, end_ns, None, 0
 
     def resume(self) -> None:
-        """Take records again after `pause`."""
+        """End the pause: `finish` writes an account of the time after it."""
         self._paused = False
 
     def go_on_after(self, counts: Counts) -> None:
-        """Begin the account of the time after a pause: the losses in `counts` belong to the time before."""
+        """Begin the next account: the losses in `counts` belong to the time before it."""
         self._begun = counts
 
     def finish(self, recording: Span) -> None:
-        """Write the end: losses, counts and features. `recording`: the span of the recording up to now."""
+        """Write the last account and the features. `recording`: the span of the recording up to now."""
         if not self._paused:
             self._write_account(recording, {})
         self._finished = True
@@ -209,8 +209,8 @@ class OutputFile:
         self._writer.finish(self._features(recording))
 
     def finish_somehow(self, recording: Span, unwritten: Mapping[LossCause, Counter], rest: Iterable[Piece]) -> None:
-        """Write the end of a file to which appending failed, into the disk space held for it. `unwritten` counts
-        records that are already lost to the file. `rest`: records that are written if there is room, else counted."""
+        """Write the last account and the features of a file to which appending failed, into the disk space held for
+        them. `unwritten`: counts of records already lost. `rest`: is written if there is room, else counted as lost."""
         if self._finished:
             return
         held = self._disk is not None and self._disk.release()
@@ -231,7 +231,7 @@ class OutputFile:
             self._writer.finish(features)
 
     def discard(self) -> None:
-        """Close and remove the file, committed or not: it has no samples yet."""
+        """Close and remove the file, committed or not. It has no samples yet."""
         if self._disk is not None:
             self._disk.withdraw()
         self.close()
@@ -247,8 +247,8 @@ class OutputFile:
             self._plain.learn_ids(self.collector.events)
 
     def _write_account(self, recording: Span, more: Mapping[LossCause, Counter]) -> Counts:
-        """Write losses and counts since the file was begun, or since the last pause. `more`: losses that only this file
-        has. Return the counts up to this account."""
+        """Write the account: losses and counts since the file was begun, or the last account. `more`: losses of this
+        file alone. Return the counts up to this account."""
         ended = self._ended or Counts.of(self.collector)
         counts = ended.since(self._begun)
         counters = counts.counters | self._inventory.take_losses() | dict(more)
@@ -265,7 +265,7 @@ class OutputFile:
         return Span(begin_ns, self._end_ns or recording.end_ns or now_ns(), recording.threshold_ns)
 
     def _features(self, recording: Span) -> dict[int, bytes]:
-        """Return feature → body of all header features. No sample lies outside of SAMPLE_TIME, the recorded time."""
+        """Return feature → body of all header features; SAMPLE_TIME is the recorded time of the file."""
         span = self._span(recording)
         times = {"first": self._first_ns or span.begin_ns, "last": span.end_ns}
         return self._known_features(self.collector.events) | {
@@ -283,7 +283,7 @@ class OutputFile:
 
 def machine_features(argv: Sequence[str], clock_pair: tuple[int, int]) -> dict[int, bytes]:
     """Return feature → body of the features that describe machine and recorder. `argv`: command line of the recorder.
-    `clock_pair`: (CLOCK_REALTIME, recording's clock) of one moment near the start, ns."""
+    `clock_pair`: (CLOCK_REALTIME, recording's clock) in ns at one moment."""
     system = os.uname()
     cpu_id = [_cpu_field(name) for name in ("vendor_id", "cpu family", "model", "stepping")]  # as perf on x86
     texts = {
@@ -310,13 +310,13 @@ def machine_features(argv: Sequence[str], clock_pair: tuple[int, int]) -> dict[i
 
 
 def _cpu_field(name: str) -> str:
-    """Return a field of the first CPU in /proc/cpuinfo; "" where this architecture has no such field."""
+    """Return a field of the first CPU in /proc/cpuinfo; "" if this architecture has no such field."""
     match = re.search(rf"^{name}\s*: (.*)$", _read("/proc/cpuinfo"), re.MULTILINE)
     return match[1].strip() if match else ""
 
 
 def _pmus() -> list[dict[str, object]]:
-    """Return the PMUs of this machine as values of the layout PMU_MAPPING (attr.type, name), ascending by type."""
+    """Return the PMUs of this machine as values of the layout PMU_MAPPING (attr.type, name), by type."""
     pmus = []
     # direct: a directory of /sys
     for directory in Path("/sys/bus/event_source/devices").glob("*"):

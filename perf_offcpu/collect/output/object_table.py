@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write the descriptions of wait objects and of Python functions while recording goes on. The BPF program queues each
-object when it is first seen, and each function when a file has the first wait in it. Names of objects are looked up in
-a thread, soon, because the process may end; and the rings are emptied meanwhile."""
+object when it is first seen, and each function when a file has the first wait in it. Names of objects are looked up
+soon, because the process may end, in a thread, so that the rings are drained meanwhile."""
 
 import math
 import re
@@ -29,7 +29,7 @@ NAMING_S = 2.0  # longest time for names at the end of a file: some processes ma
 _MOST_SETS = 256
 _MOST_KNOWN = 1 << 14
 _IDENTITY = ["id", "kind", "pid", "fd", "device", "inode", "number", "address", "peer_inode"]
-"""Members of `struct offcpu_object` by which the description of an object is found again."""
+"""Members of `struct offcpu_object` that identify an object in `KnownObjects`."""
 STEADY_KNOWN_S, STEADY_PORTS_S = 300.0, 20.0
 """Seconds for which names of objects and listening ports stay valid in a steady recording."""
 SCAN_SHARE, STEADY_SCAN_SHARE = 0.05, 0.002
@@ -66,7 +66,8 @@ class KnownObjects:
 
 class ObjectTable:
     """Take new wait objects from the collector, look up their names in a thread, and write them into files. `drain`
-    empties the rings; it is called again and again while names are awaited."""
+    empties the rings; it is called again and again while names are awaited. `unwritten`: records of objects that could
+    not be written, for the end of a file that is almost full."""
 
     def __init__(self, collector: Source, drain: Callable[[], object]) -> None:
         self._collector, self._drain = collector, drain
@@ -78,11 +79,11 @@ class ObjectTable:
         self._held: NDArray[np.void] = np.empty(0, np.void)  # rows that wait for a scan
         self._scan_due = 0.0
         self._sets: dict[int, NDArray[np.void]] = {}  # epoll instances of this file by id, a row each
-        self._unwritten: Iterator[Piece] = iter(())
+        self.unwritten: Iterator[Piece] = iter(())
 
     def follow(self, files: Iterable[OutputFile], *, scan_now: bool = False) -> None:
-        """Write the objects whose names were found by now into all `files`, and begin to name new objects. `scan_now`:
-        objects that need a scan of all processes do not wait until one is due."""
+        """Write the objects whose names were found meanwhile into all `files`, and begin to name new objects.
+        `scan_now`: scan all processes for the objects that need it, even if no scan is due."""
         if self._naming is not None and self._naming.done():
             self._write(self._naming.result(), files)
             self._naming = None
@@ -90,7 +91,8 @@ class ObjectTable:
             self._begin(rows)
 
     def _next_rows(self, scan_now: bool) -> NDArray[np.void]:
-        """Return new objects to name now. Pipes and Unix sockets wait in `_held` until a scan is due, or `scan_now`."""
+        """Return the new objects to name now, as rows of `struct offcpu_object`. Pipes and Unix sockets are held back
+        until a scan of all processes is due, or `scan_now`."""
         rows = self._collector.take_objects()
         if len(self._held):
             rows = np.concatenate([self._held, rows])
@@ -102,7 +104,7 @@ class ObjectTable:
         return rows[~waits]
 
     def finish(self, files: Iterable[OutputFile]) -> None:
-        """Write all objects so far, at the end of a file, and again epoll instances with what they watch by now."""
+        """Write all objects at the end of a file, and epoll instances once more, with the files that they watch now."""
         files = list(files)
         self._describer.finish_until(time.monotonic() + NAMING_S)
         self._await(files, scan_now=True)
@@ -113,7 +115,7 @@ class ObjectTable:
         self._describer.finish_until(math.inf)
 
     def catch_up(self, files: Iterable[OutputFile]) -> None:
-        """Write objects whose names are found within SOON_S; begin no scan of processes."""
+        """Write the objects whose names are found within SOON_S, without a scan of all processes."""
         self._await(files, scan_now=False, until_s=time.monotonic() + SOON_S)
 
     def close(self) -> None:
@@ -128,10 +130,6 @@ class ObjectTable:
             self._naming.wait(NAP_S)
             self._drain()
             self.follow(files, scan_now=scan_now)
-
-    def unwritten(self) -> Iterator[Piece]:
-        """Return the records of objects whose writing failed, for the end of a file that is almost full."""
-        return self._unwritten
 
     def _begin(self, rows: NDArray[np.void]) -> None:
         names = self._collector.options.object_names
@@ -154,9 +152,9 @@ class ObjectTable:
         for file in files:
             for payload in describe.object_payloads(objects):
                 record = account_sample(event, payload, now_ns())
-                self._unwritten = iter([Piece(losses.OBJECTS_UNWRITTEN, np.zeros(1, np.uint64), record)])
+                self.unwritten = iter([Piece(losses.OBJECTS_UNWRITTEN, np.zeros(1, np.uint64), record)])
                 file.append(record)
-                self._unwritten = iter(())
+                self.unwritten = iter(())
 
 
 _MOST_TEXT: Final = 48 << 10  # bytes in a record, with room for its other parts
@@ -165,8 +163,8 @@ _CODECS: Final = {1: "latin-1", 2: "utf-16", 4: "utf-32"}
 
 
 class CodeTable:
-    """Move descriptions of Python functions from the BPF program into files, and answers of JVMs. `drain` empties the
-    rings; it is called between writes."""
+    """Move descriptions of Python functions from the BPF program, and perf maps of JVMs, into files. `drain` empties
+    the rings; it is called between writes."""
 
     def __init__(self, collector: Collector, drain: Callable[[], object]) -> None:
         self._collector, self._drain = collector, drain
@@ -175,7 +173,7 @@ class CodeTable:
         self._ended_jvms: set[int] = set()
 
     def follow(self, files: Iterable[OutputFile]) -> None:
-        """Write the functions that were found since the last call into all `files`."""
+        """Write the descriptions of functions that the BPF program has queued since the last call into all `files`."""
         rows = self._collector.program.maps.take_codes()
         if not len(rows):
             return
@@ -186,7 +184,7 @@ class CodeTable:
 
     def write_jit_maps(self, file: OutputFile, *, is_end: bool = True) -> None:
         """Write the perf maps of JVMs that `file` lacks. `is_end`: the file ends. Maps of ended JVMs go into the file
-        in which they ended and the next."""
+        in which they ended and into the next."""
         jvms, event = self._collector.jvms, self._collector.counters_event
         written = self._written if file is self._written_to else {}
         for pid, text in list(jvms.maps.items()):
@@ -200,7 +198,7 @@ class CodeTable:
 
 
 def code_payloads(rows: NDArray[np.void]) -> list[bytes]:
-    """Return raw payloads (abi.counters.CODES) that describe functions. `rows`: of `struct offcpu_code`."""
+    """Return payloads (`abi.counters.CODES`) that describe Python functions. `rows`: of `struct offcpu_code`."""
     payloads, codes, blob = list[bytes](), list[dict[str, int]](), b""
     for number, row in enumerate(rows, 1):
         texts = {"name": _text_of(row, "name"), "file": _text_of(row, "file")}
@@ -217,7 +215,7 @@ def code_payloads(rows: NDArray[np.void]) -> list[bytes]:
 
 
 def _text_of(row: Any, name: str) -> bytes:
-    """Return a text of a function as UTF-8, without control characters."""
+    """Return the text `name` ("name" or "file") of a row of `struct offcpu_code` as UTF-8, control characters as ?."""
     data = row[name][: int(row[f"{name}_size"])].tobytes()
     codec = _CODECS.get(int(row[f"{name}_flags"]) >> 2 & 7, "latin-1")
     return _CONTROL.sub("?", data.decode(codec, "replace")).encode("utf-8", "replace")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Manage the files of a recording: the current one, and the one before it until its sums are written. With
 `--switch-output` a file ends and a new one begins while recording goes on. In a pause (`--control`) a file stays open,
-or ends, so that the next one begins when recording goes on. This module also writes what BPF maps have gathered for a
-file: sums, budgets, states of tasks and objects."""
+or ends, so that the next one begins when recording goes on. The content of the BPF maps (sums, budgets, states of tasks
+and objects) is written from here, too."""
 
 import itertools
 import os
@@ -30,14 +30,15 @@ from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.targets import Target
 from perf_offcpu.collect.wait_objects.owners import with_locks_of_jvms
 from perf_offcpu.directories import Directory
+from perf_offcpu.text import Say
 
 T = TypeVar("T")
 STEADY_WAIT_NS: Final = 1_000_000_000  # shortest unfinished wait whose Python functions a steady recording reads
 
 
 class FileNames:
-    """Make the names of the files of one recording, and remove the oldest files beyond `max_files`. Each name ends with
-    the time at which its file was begun, to the hundredth of a second, as with `perf record --timestamp-filename`."""
+    """Make the names of the files of one recording, and remove the oldest files beyond `Rotation.max_files`. Each name
+    ends with the time at which its file was begun, to 0.01 s, as with `perf record --timestamp-filename`."""
 
     def __init__(self, path: str, rotation: Rotation) -> None:
         self._path, self._max_files = path, rotation.max_files
@@ -45,7 +46,7 @@ class FileNames:
         self._hundredths = 0
 
     def next(self) -> str:
-        """Return the name of a file that is begun now; no name is returned twice."""
+        """Return the name for a file that is begun now; no file has this name yet."""
         self._hundredths = max(int(time.time() * 100), self._hundredths + 1)
         name = self._name()
         # A directory that cannot be opened is reported where the file is created.
@@ -79,7 +80,7 @@ class _PastFile:
 
     @property
     def is_read(self) -> bool:
-        """Return True once the Python functions have been read, or if none are wanted."""
+        """True once the Python functions have been read, or if none are wanted."""
         return self.with_python is None or self.with_python.done()
 
 
@@ -88,9 +89,7 @@ class FileSeries:
     file that is complete, and for each problem. `current`: the file that takes records; in a pause it may be complete.
     `is_between`: True in a pause after `current` was finished: the next file begins when recording goes on."""
 
-    def __init__(
-        self, options: RecordOptions, collector: Collector, requests: Requests, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, options: RecordOptions, collector: Collector, requests: Requests, say: Say) -> None:
         self._options, self._collector, self._requests, self._say = options, collector, requests, say
         self._names = FileNames(options.output, options.rotation or Rotation())
         path = self._names.next() if options.rotation else options.output
@@ -113,7 +112,7 @@ class FileSeries:
             self.current.close()
 
     def progress(self) -> str:
-        """Return the line of text that shows the progress of the recording."""
+        """Return a line of text on the progress of the recording."""
         return self.summary.progress(self._collector, self._totals.sums, self.current.size)
 
     def sum_up(self) -> None:
@@ -122,7 +121,7 @@ class FileSeries:
         self.summary.complete(self._collector, self._totals.sums, file_bytes, self._options)
 
     def write_due(self) -> None:
-        """Write objects that have names by now and due sums; finish the previous file if its sums are ready."""
+        """Write wait objects that were named meanwhile, and sums that are due; finish the previous file if ready."""
         self._objects.follow(self._open())
         if self._past is None:
             self._totals.write_if_due(self.current)
@@ -135,8 +134,8 @@ class FileSeries:
             self._rotate()
 
     def account_if_due(self) -> None:
-        """Write what the end of a file would tell of the time up to now into the current file, which goes on: sums,
-        budgets, waits so far and losses; say the file's size. Not while the BPF maps are being drained."""
+        """If an account was asked for (`--control`), write it into the current file, which goes on: sums, budgets,
+        unfinished waits and losses up to now; say the file's size. Do nothing while the BPF maps are being drained."""
         if not self._requests.account_due or self._totals.is_pending:
             return
         self._requests.account_due = False
@@ -153,31 +152,31 @@ class FileSeries:
         self._say(f"[ perf-offcpu record: account {self.current.size} {self.current.path} ]")
 
     def _open(self) -> list[OutputFile]:
-        """Return the files that are not finished: the current one, and the one before until it has its sums."""
+        """Return the unfinished files: the current one, and the one before until its sums are written."""
         return [self.current, self._past.file] if self._past else [self.current]
 
     def drain(self) -> None:
-        """Move the content of all rings to the current file, and new Python functions to all that are open: the BPF
-        program queues only so many, and at the begin of a file each function of each process is new."""
+        """Move the content of all rings to the current file, and descriptions of new Python functions to all unfinished
+        files: the queue of the BPF program is short, and at the begin of a file all functions are new."""
         self._collector.drain(self.current)
         self._codes.follow(self._open())
 
     def describe_again(self) -> None:
-        """Write tasks and maps into the current file again: some started on a CPU without events."""
+        """Write tasks and mappings into the current file again, as some may have started on a CPU without events."""
         self.current.describe_again(self.drain)
 
     def while_draining(self, work: Callable[[], T]) -> T:
-        """Run `work`, which may block, in a thread, and empty the rings meanwhile; return its result."""
+        """Run `work`, which may block, in a thread, and drain the rings meanwhile; return its result."""
         return stepping_until(in_background(work), self.drain)
 
     def is_due(self, rotation: Rotation) -> bool:
-        """Return whether a new file shall begin: by request (consumed by this call), or by size or age of `current`."""
+        """Return True if a new file shall begin: by request (consumed by this call), or by size or age of `current`."""
         return self._requests.take_rotate() or rotation.is_due(self.current.size, self.current.age_s)
 
     def _rotate(self) -> None:
-        """Go on in a new file; the old one gets its end when the sums of its time are complete. Until
-        existing tasks are written to the new file, the old one takes all samples: a process may end before its records
-        are written. Side-band records of this time go into both files."""
+        """Go on in a new file; the old one is finished when the sums of its time are complete. Until existing tasks are
+        written to the new file, the old one takes all samples: a process may end before its records are written.
+        Side-band records of this time go into both files."""
         new = self.while_draining(self._open_next)
         old = self.current
         try:
@@ -185,7 +184,7 @@ class FileSeries:
                 new.describe(self.drain)
                 self.while_draining(new.commit)
                 drained_ns = now_ns()
-                # What comes between is in the new file, its copy would not be, nor would a description.
+                # Samples from here on are in the new file, where the copies to which they refer must be, too.
                 self._collector.program.maps.copy_all()
                 self._collector.drain(old)
         except BaseException:
@@ -209,14 +208,14 @@ class FileSeries:
         return OutputFile(options, self._collector, self._names.next(), Target())
 
     def _with_python(self, last: LastTasks) -> LastTasks:
-        """Return `last` with the Python functions of threads that are blocked, and with the tasks of event loops."""
+        """Return `last` with the Python functions of blocked threads, and the tasks of event loops."""
         pythons, unread = self._collector.pythons, self._collector.unread
         least_ns = STEADY_WAIT_NS if self._options.is_steady else 0
         last = with_python_functions(last, dict(pythons.offsets), unread, self._functions, least_ns=least_ns)
         return with_event_loops(last, pythons.pids, unread)
 
     def _finish_past(self, past: _PastFile) -> None:
-        """Write sums and end of the file before the current one, close it, and remove the oldest file if due."""
+        """Write the sums and the last account of the file before the current one, close it, and remove excess files."""
         if past.with_python is not None:
             past.present = stepping_until(past.with_python, self.drain)
         present, past.present = past.present, None
@@ -299,13 +298,13 @@ class FileSeries:
             self._collector.program.maps.set_control(period_ns=period_ns)
 
     def finish_somehow(self) -> None:
-        """Write as much of an end as is possible into unfinished files after any error, such as a full disk."""
+        """Finish the unfinished files as far as possible after an error, such as a full disk."""
         self._collector.end()
         span, unwritten = self._collector.span, Counter(self._collector.waiting_records())
         # Threads that are still blocked would be in the file twice.
         is_taken = self._totals_begun and not self._totals.is_pending
         if self._past:
             self._past.file.finish_somehow(span, {}, self._totals.unwritten(self._past.present))
-        unwritten_rows = itertools.chain(self._objects.unwritten(), self._totals.unwritten())
+        unwritten_rows = itertools.chain(self._objects.unwritten, self._totals.unwritten())
         rest = unwritten_rows if is_taken else itertools.chain(unwritten_rows, self._totals.remaining())
         self.current.finish_somehow(span, {losses.RECORDS_UNWRITTEN: unwritten}, rest)

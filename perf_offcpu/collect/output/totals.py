@@ -46,23 +46,22 @@ class KernelTotals:
 
     @property
     def is_pending(self) -> bool:
-        """Return True while the maps are being drained, and until their content is written."""
+        """True while the maps are being drained, and until their content is written."""
         return self._pending is not None
 
     @property
     def is_ready(self) -> bool:
-        """Return True if the maps have been drained, so that their content can be written without waiting."""
+        """True if the maps have been drained, so that their content can be written without waiting."""
         return self._pending is not None and self._pending.done()
 
     def start(self, *, end_of_file: bool = False) -> None:
-        """Begin to drain the BPF maps; arguments as of `ProgramMaps.start_drain`. `write` takes the result."""
+        """Begin to drain the BPF maps in a thread; `write` takes the result. `end_of_file`: the file ends with it."""
         self._pending = self._program.maps.start_drain(end_of_file=end_of_file)
         for readings in self._collector.task_readings:
             self._readings += readings.take()
 
     def write_if_due(self, file: OutputFile) -> None:
-        """Write sums and budgets if it is time: when the fuller map is expected to be half full. The first call at that
-        time begins to drain the maps, one of the next writes their content."""
+        """Begin to drain the maps when one is expected to be half full; a later call writes their drained content."""
         if not self.is_pending and time.monotonic() >= self._due:
             self.start()
         if self.is_ready:
@@ -94,7 +93,7 @@ class KernelTotals:
         self._due = time.monotonic() + self._pace_s
 
     def last_tasks(self, *, copied: bool = True) -> LastTasks:
-        """Return the states of tasks, plus user stacks, polled objects, lock holders and, if `copied`, stack copies."""
+        """Return the states of tasks with user stacks, polled objects, lock holders and, if `copied`, stack copies."""
         copy_bytes = self._waits.attr.sample_stack_user if copied else 0
         unread, again = self._collector.unread, self._program.last_tasks
         last = waits.with_user_stacks(again(), again, copy_bytes, unread)
@@ -102,25 +101,25 @@ class KernelTotals:
         return with_holders(last, unread)
 
     def present_tasks(self, drained_ns: int) -> LastTasks:
-        """Return `last_tasks` while recording goes on, without tasks that change at this moment or began to wait after
-        `drained_ns`, a time before the last drain of the rings."""
+        """Return `last_tasks` while recording goes on, without waits that ended meanwhile or began after `drained_ns`,
+        a time before the last drain of the rings."""
         return self.last_tasks().unless_disturbed(self._program.last_tasks(), drained_ns)
 
     def unwritten(self, last: LastTasks | None = None) -> Iterator[Piece]:
-        """Return drained records that are not written yet, for a file that is almost full. `last`: states of tasks at
-        its end; used only if `write` has not begun to write this drain."""
+        """Return the drained records that are not written yet, for a file that is almost full. `last`: states of tasks
+        at its end; used only if `write` has not begun to write this drain."""
         if self._pending is not None:
             drained, self._pending = self._pending.result(), None
             return self._pieces(drained, last, end_of_file=True)
         return self._unwritten
 
     def remaining(self) -> Iterator[Piece]:
-        """Drain the BPF maps after the end and yield records of all that they held, for a file that is almost full."""
+        """Drain the BPF maps after the end; return the records of their content, for a file that is almost full."""
         return self._pieces(self._program.maps.drain(), self.last_tasks(copied=False), end_of_file=True)
 
     def _pieces(self, drained: Drained, last: LastTasks | None, *, end_of_file: bool) -> Iterator[Piece]:
-        """Yield all records; the most useful come first: threads that wait now, then budgets, then sums. `last`: the
-        states of tasks at the end of the file; None: not known, or the file goes on."""
+        """Yield the records of a drain, the most useful first: threads that wait now, then budgets, then sums. `last`:
+        states of tasks at the end of the file; None if unknown, or if the file goes on."""
         end_ns = last.end_ns if last else now_ns()
         for number, blocked in waits.still_blocked_samples(self._waits, last) if last else ():
             yield Piece(losses.STILL_BLOCKED_UNWRITTEN, np.zeros(number, np.uint64), blocked)
@@ -137,7 +136,8 @@ class KernelTotals:
             yield Piece(losses.SUMS_UNWRITTEN, rows["total_ns"], records)
 
     def _budget_pieces(self, budgets: NDArray[Any], time_ns: int, *, noting: bool = False) -> Iterator[Piece]:
-        """Yield the records of `budgets`, which count from birth of threads on, less the shares in earlier files."""
+        """Yield records of `budgets` (sums over lives of threads) less their shares in earlier files. `noting`: later
+        files subtract these shares, too."""
         shares, modes = self._shares.share(budgets, noting=noting), self._program.maps.header.enums["mode"]
         for number, records in budget_samples(self._collector.counters_event, shares, modes, time_ns):
             yield Piece(losses.BUDGETS_UNWRITTEN, np.zeros(number, np.uint64), records, batched=True)
@@ -152,12 +152,13 @@ Rows = NDArray[Any]
 class DrawnStacks:
     """Shares exact sums of short waits among the user stacks of the waits that were drawn from them.
 
-    The kernel side sums every wait under the threshold, and takes the stack of one wait for each `STACK_PERIOD_NS` of a
-    thread's short waits (bpf/output.h). A drawn wait adds the period to another row, by its stack. So the expected
-    weight of a stack is its time, however short its waits are (the estimator of Horvitz and Thompson, 1952, as in
-    bpf/sampling.h). Each exact sum is divided in proportion to these weights: times and numbers of a thread's waits
-    stay exact, their division among stacks is an estimate. A sum from which no wait was drawn is held, and added to the
-    same sum of a later drain; it is returned without a stack when the file ends. `draws`: stacks are drawn."""
+    The BPF program sums every wait under the threshold, and takes the stack of one wait for each `STACK_PERIOD_NS` of a
+    thread's short waits (bpf/output.h). A drawn wait adds this period to a further sum with its stack and the flag
+    DRAWN. So the expected weight of a stack is its time, however short its waits are (the estimator of Horvitz and
+    Thompson, 1952, as in bpf/sampling.h). Each exact sum is divided in proportion to these weights: times and numbers
+    of a thread's waits stay exact, their division among stacks is an estimate. A sum from which no wait was drawn is
+    held, and added to the same sum of a later drain; it is returned without a stack when the file ends. `draws`: False
+    if no stacks are drawn, so that no sum is held."""
 
     def __init__(self, draws: bool = True) -> None:
         self._draws = draws
@@ -189,7 +190,8 @@ def _keys(rows: Rows) -> Rows:
 
 
 def _owners(exact: Rows, drawn: Rows) -> NDArray[np.int64]:
-    """Return int64[n]: the row of `exact` of each drawn row; -1 if all waits of that sum were sent as samples."""
+    """Return int64[n]: index in `exact` of the sum with the key of each row of `drawn`; -1 if there is none, because
+    all waits of that sum were sent as samples."""
     kinds, of_row = np.unique(np.concatenate([_keys(exact), _keys(drawn)]), return_inverse=True)
     row_of_kind = np.full(len(kinds), -1)
     row_of_kind[of_row[: len(exact)]] = np.arange(len(exact))
@@ -198,7 +200,7 @@ def _owners(exact: Rows, drawn: Rows) -> NDArray[np.int64]:
 
 
 def _shares(exact: Rows, drawn: Rows, owner: NDArray[np.int64]) -> Rows:
-    """Return the drawn rows with their shares of the totals of row `owner` of `exact`."""
+    """Return the rows of `drawn` with their shares of the sums in `exact`. `owner`: from `_owners`, without -1."""
     order = np.argsort(owner, kind="stable")
     drawn, owner = drawn[order], owner[order]
     # What is left of a sum may have more stacks than waits, if most waits were sent as samples: some are left out.

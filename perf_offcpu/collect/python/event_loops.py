@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read the tasks of asyncio's event loops, in processes that run CPython 3.11 to 3.14, while the loop's thread is
-blocked. What cannot be read ends the list of tasks. A list counts if the thread had no context switch meanwhile."""
+blocked. A task that cannot be read ends the list. A list is used if the thread had no context switch meanwhile."""
 
 import itertools
 import json
@@ -22,7 +22,7 @@ from perf_offcpu.collect.bpf.last_tasks import LastTasks
 from perf_offcpu.collect.counters import Reading
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.existing.maps import Mapping, parse_maps, read_maps
-from perf_offcpu.collect.kernel_totals.user_stacks import Unread, of_each
+from perf_offcpu.collect.kernel_totals.user_stacks import Unread, read_by_row
 from perf_offcpu.collect.python.loop_tasks import Loop, Tables, Task
 from perf_offcpu.collect.python.memory import UnreadableError, switches_of
 from perf_offcpu.collect.python.offsets import RUNTIME, find_section
@@ -30,18 +30,19 @@ from perf_offcpu.collect.python.older_loops import OlderLoop
 from perf_offcpu.collect.task_readings import TaskReader
 from perf_offcpu.files import open_regular
 
-_MOST_S, _MOST_LOOK_S, _MOST_THREAD_S = 4.0, 0.5, 0.5  # time for all, and for a process; CPU time of a thread
-_MOST_OWN, _FULL, _MOST_KEPT = 40 << 10, 8 << 10, 32 << 20  # bytes of a task, a payload that takes no more, and all
+_MOST_S, _MOST_LOOK_S, _MOST_THREAD_S = 4.0, 0.5, 0.5  # time for all, and for a process; CPU time for a thread
+_MOST_OWN, _FULL, _MOST_KEPT = 40 << 10, 8 << 10, 32 << 20  # bytes of a task, a payload that is full, all payloads
 _TRIES, _MOST_FILES = 8, 16
 _FILES: Final = re.compile(rb"/(?:_asyncio\.cpython-314[^/]*|(?:lib)?python3\.(1[1-4])[^/]*)$")
 _FIRST_WITH_TABLE: Final = 14
 _DEBUG: Final = b".AsyncioDebug"
 _Tasks = tuple[int, list[Task]]
+"""(tid, tasks of the event loop that this thread runs)."""
 
 
 def with_event_loops(last: LastTasks, pids: frozenset[int], unread: Unread) -> LastTasks:
-    """Return `last` with the payloads that describe the tasks of event loops of waiting threads. `pids`: processes that
-    run CPython. `unread`: counts the loops whose tasks could not be read, or not all of them."""
+    """Return `last` with further `payloads`: the tasks of event loops that waiting threads run. `pids`:
+    processes that run CPython. `unread`: counts the loops of which not all tasks could be read."""
     rows = [row for row in last.waiting().tolist() if int(last.tasks["pid"][row]) in pids]
     pid, tid, since, switches = (last.tasks[name].tolist() for name in ("pid", "tid", "switch_out_ns", "nr_switches"))
     payloads = list[bytes]()
@@ -52,15 +53,15 @@ def with_event_loops(last: LastTasks, pids: frozenset[int], unread: Unread) -> L
 
 
 def read_loops(threads: NDArray[Any], rows: list[int], unread: Unread) -> dict[int, tuple[int, list[Task]]]:
-    """Return row → (context switches of the thread, tasks of its event loop), of `rows` that run a loop with tasks.
-    `threads`: has the fields `pid` and `tid`. `unread`: as of `with_event_loops`."""
+    """Return row → (number of context switches of the thread, tasks of its event loop) for `rows` of `threads` that run
+    a loop with tasks. `threads`: has the fields `pid` and `tid`. `unread`: counts loops with unread tasks."""
     tables_of, pid, tid = cache(find_tables), threads["pid"].tolist(), threads["tid"].tolist()
 
     def read(row: int) -> tuple[int, bool, list[Task]] | None:
         tables = tables_of(pid[row])
         return read_loop(pid[row], tid[row], tables) if tables else None
 
-    answers = of_each(threads, rows, read, unread, _MOST_S) if rows else {}
+    answers = read_by_row(threads, rows, read, unread, _MOST_S) if rows else {}
     loops = {row: answer for row, answer in answers.items() if answer}
     unread.lost.add(losses.EVENT_LOOP_UNREAD, sum(not is_whole for _, is_whole, _ in loops.values()))
     return {row: (count, tasks) for row, (count, _, tasks) in loops.items() if tasks}
@@ -98,9 +99,10 @@ def _open_mapped(pid: int, mapping: Mapping) -> int:
 
 
 def read_loop(pid: int, tid: int, tables: Tables, pages: set[int] | None = None) -> tuple[int, bool, list[Task]] | None:
-    """Return (context switches of a thread, True if all tasks were read, tasks of its event loop); -1 and no tasks if
-    it never stood still, None if it runs no loop. `tables`: of `find_tables`. `pages`: needed by earlier readings,
-    copied first, so that the thread has to stand still only for the copy; updated. Raises OSError: it has ended."""
+    """Return (number of context switches of a thread, True if all tasks were read, tasks of its event loop); (-1,
+    False, []) if it ran during all attempts, None if it runs no loop. `tables`: from `find_tables`. `pages`: page
+    numbers that earlier readings needed; they are copied first, so that the thread must stand still only for the copy;
+    updated. Raises OSError: the thread has ended."""
     until_s, pages = time.process_time() + _MOST_THREAD_S, set() if pages is None else pages
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:  # direct: a file of /proc
         for _ in range(_TRIES):
@@ -126,7 +128,7 @@ def _reader_of(tables: Tables) -> type[Loop]:
 
 
 def loop_threads(pid: int, tables: Tables) -> list[int]:
-    """Return the threads of a process that run an event loop; [] if that cannot be read. Raises OSError: it ended."""
+    """Return the tids of threads that run an event loop; [] if unreadable. Raises OSError: the process has ended."""
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory, suppress(UnreadableError):  # direct: a file of /proc
         reader = _reader_of(tables)(memory.fileno(), time.process_time() + _MOST_THREAD_S, ())
         ids = reader.threads(tables).keys()
@@ -137,7 +139,7 @@ def loop_threads(pid: int, tables: Tables) -> list[int]:
 
 
 class LoopReader(TaskReader):
-    """Reads the tasks of event loops. A loop that cannot be read, as its thread runs, has an empty list of tasks."""
+    """Reads the tasks of event loops. A loop that cannot be read (its thread runs) gets an empty list of tasks."""
 
     unread = losses.EVENT_LOOP_UNREAD
 
@@ -146,7 +148,7 @@ class LoopReader(TaskReader):
         self._readings: list[Reading] = []
 
     def read(self, pid: int, program: tuple[int, ...] | None) -> tuple[tuple[int, ...] | None, list[_Tasks]]:
-        """Return (tables as a tuple, [(tid, tasks) of each loop]) of a process; (None, []) if it has no event loop."""
+        """Return (`Tables` as a plain tuple, [(tid, tasks) of each event loop]); (None, []) without any loop."""
         until_s = time.monotonic() + _MOST_LOOK_S
         tables = Tables(*program) if program else find_tables(pid)  # a named tuple cannot be sent
         threads, loops = loop_threads(pid, tables) if tables else [], list[_Tasks]()
@@ -157,22 +159,22 @@ class LoopReader(TaskReader):
         return tuple(tables) if tables and loops else None, loops
 
     def add(self, pid: int, times: tuple[int, int], reading: list[_Tasks]) -> None:
-        """Keep the tasks of the event loops of a process for `take`. `times`: previous and this reading, ns."""
+        """Keep the tasks of a process's event loops for `take`. `times`: ns of the reading before, and of this one."""
         for tid, tasks in reading:
             has_room = sum(len(payload) for payload, _ in self._readings) < _MOST_KEPT
             payloads = task_payloads((pid, tid), (0, times[1], times[1] - times[0]), tasks if has_room else [])
             self._readings.extend((payload, ()) for payload in payloads)
 
     def take(self) -> list[Reading]:
-        """Return what was kept since the last call."""
-        readings = self._readings[:]  # another thread appends more
+        """Return the readings kept since the last call."""
+        readings = self._readings[:]  # another thread may append meanwhile
         del self._readings[: len(readings)]
         return readings
 
 
 def task_payloads(ids: tuple[int, int], times: tuple[int, int, int], tasks: list[Task]) -> list[bytes]:
-    """Return payloads (abi.counters.TASKS) of the tasks of a thread's event loop. `ids`: pid, tid. `times`: begin of
-    its wait, 0 if the thread has run since; time of the reading; time for which the reading stands."""
+    """Return payloads (`abi.counters.TASKS`) with the tasks of a thread's event loop, or goroutines. `ids`: (pid, tid).
+    `times`: (begin of the thread's wait, 0 if it has run since; time of the reading; time for which it stands), ns."""
     payloads, text, number = list[bytes](), b"", 0
     values = {"magic": TASKS_MAGIC, "version": VERSION}
     values |= dict(zip(("pid", "tid", "switch_out_ns", "read_ns", "weight_ns"), ids + times, strict=True))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the Python functions of threads that stand still, from outside: of waits that have not ended, and as an ordinary
-user. The BPF program reads the others when they end (bpf/python.h), by the same offsets (`offsets`)."""
+"""Read the Python functions of blocked threads from outside of their process: for waits that have not ended, and in
+recordings without BPF. For waits that end, the BPF program reads them (bpf/python.h), by the same offsets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from perf_offcpu.abi.counters import PYTHON, PYTHON_MAGIC, VERSION
 from perf_offcpu.binary.line_table import LineTable
 from perf_offcpu.collect.bpf.last_tasks import LastTasks
 from perf_offcpu.collect.events.perf_event import NATIVE
-from perf_offcpu.collect.kernel_totals.user_stacks import Unread, of_each
+from perf_offcpu.collect.kernel_totals.user_stacks import Unread, read_by_row
 from perf_offcpu.collect.python.memory import Memory, UnreadableError, switches_of
 
 _MOST_S, _MOST_THREAD_S = 4.0, 0.5  # time for all; CPU time of one thread
@@ -27,7 +27,7 @@ _MOST_TEXT: Final = 48 << 10  # bytes of a thread's functions, which leave room 
 _MOST_LINE: Final = 10**9 - 1
 _BYTES_SIZE, _BYTES = 16, 32  # of a bytes object: its size, its content
 _CODE_BYTES, _MOST_CODES = 168, 4096
-_FIRST_WITH_ID: Final = 11  # of Python 3: threads tell the id that the kernel knows
+_FIRST_WITH_ID: Final = 11  # minor version from which a thread state holds the tid
 _UNSAID: Final = dict.fromkeys(("tag", "direct", "relative", "unit_shift", "entry_each", "entry_marked"), 0)
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -35,7 +35,7 @@ Functions = list[tuple[str, str, int, int]]
 """(name, file, line, call) of each Python function of a thread, leaf first. `call`: number of the call of the
 interpreter's C function that runs it, counted from the root."""
 Wait = tuple[int, int, int]
-"""Process, thread and begin of a wait."""
+"""(pid, tid, begin in ns) of a wait."""
 
 
 def with_python_functions(
@@ -46,10 +46,9 @@ def with_python_functions(
     *,
     least_ns: int = 0,
 ) -> LastTasks:
-    """Return `last` with the payloads that name the Python functions of waiting threads; threads that run or end
-    meanwhile are left out. `offsets`: of each process that runs CPython (`PythonProcesses.offsets`). `unread`: counts
-    threads that cannot be read. `functions_of_wait`: results of earlier calls, used again for waits that still last;
-    updated. `least_ns`: shorter waits are left out."""
+    """Return `last` with further `payloads`: the Python functions of waiting threads, without threads that
+    run or end meanwhile. `offsets`: `PythonProcesses.offsets`. `unread`: counts threads that cannot be read.
+    `functions_of_wait`: earlier results, used for waits that still last; updated. `least_ns`: shortest wait."""
     pid, tid, since, switches = (last.tasks[name].tolist() for name in ("pid", "tid", "switch_out_ns", "nr_switches"))
     rows = [row for row in last.waiting().tolist() if offsets.get(pid[row]) and last.end_ns - since[row] >= least_ns]
 
@@ -65,7 +64,7 @@ def with_python_functions(
 
     wait_of = {row: (pid[row], tid[row], since[row]) for row in rows}
     new = [row for row, wait in wait_of.items() if wait not in functions_of_wait]
-    answers = of_each(last.tasks, new, read, unread, _MOST_S) if new else {}
+    answers = read_by_row(last.tasks, new, read, unread, _MOST_S) if new else {}
     read_now = {wait_of[row]: calls for row, (count, calls) in answers.items() if count == switches[row]}
     functions = {wait: functions_of_wait[wait] for wait in wait_of.values() if wait in functions_of_wait} | read_now
     functions_of_wait.clear()
@@ -75,19 +74,19 @@ def with_python_functions(
 
 
 def read_functions(tid: int, reader: FunctionReader) -> tuple[int, Functions]:
-    """Return (context switches of a thread, -1 if it has run meanwhile; its Python functions, maybe none). Raises
-    OSError: it has ended; UnreadableError."""
+    """Return (number of context switches of a thread, -1 if it has run meanwhile; its Python functions, [] for none).
+    Raises OSError: the thread has ended; UnreadableError: its memory cannot be read."""
     before, own_id = switches_of(reader.pid, tid)
     functions = reader.functions(own_id)
     return (before if switches_of(reader.pid, tid)[0] == before else -1), functions
 
 
-_line_table = lru_cache(_MOST_CODES)(LineTable)  # by its content, which tells it from all others
+_line_table = lru_cache(_MOST_CODES)(LineTable)  # by content
 
 
 class FunctionReader:
-    """Reader of the Python functions of one process. It caches addresses of thread states and contents of code objects,
-    and checks both before each use. `offsets`: members of `struct offcpu_python`."""
+    """Reader of the Python functions of one process's threads. It caches addresses of thread states and contents of
+    code objects, and checks both before each use. `offsets`: members of `struct offcpu_python`."""
 
     def __init__(self, pid: int, offsets: dict[str, int]) -> None:
         self.pid, self._offsets = pid, _UNSAID | offsets
@@ -95,15 +94,17 @@ class FunctionReader:
         self._codes = dict[tuple[int, bytes], tuple[str, str, LineTable]]()
 
     def functions(self, own_id: int) -> Functions:
-        """Return the functions of a thread that stands still, [] if it runs none. `own_id`: its id in its own PID
-        namespace. Raises OSError, UnreadableError."""
+        """Return the Python functions of a thread that stands still, [] if it runs none. `own_id`: its tid in its own
+        PID namespace. Raises OSError: the process has ended; UnreadableError: its memory cannot be read."""
         with open(f"/proc/{self.pid}/mem", "rb", buffering=0) as file:  # direct: a file of /proc
             return self.functions_in(Memory(file.fileno(), time.process_time() + _MOST_THREAD_S), own_id)
 
     def functions_in(self, memory: Memory, own_id: int) -> Functions:
-        """Return what `functions` returns, read through `memory`, which is open."""
+        """Return the Python functions of a thread, [] if it runs none. `memory`: of its process, open. `own_id`: its
+        tid in its own PID namespace. Raises UnreadableError."""
         offsets, places, firsts = self._offsets, list[tuple[str, str, int]](), list[int]()
-        if not offsets["version"] or len(self._codes) > _MOST_CODES:  # before 3.12 they cannot be told from later ones
+        # Before 3.12, an address may be that of another code object by now.
+        if not offsets["version"] or len(self._codes) > _MOST_CODES:
             self._codes.clear()
         frame = self._frame_of(memory, own_id)
         for _ in range(_MOST_FRAMES):
@@ -123,7 +124,7 @@ class FunctionReader:
         return [(*place, call) for place, call in zip(places, reversed(calls), strict=True)]
 
     def _frame_of(self, memory: Memory, own_id: int) -> int:
-        """Return the address of the frame that a thread runs, 0 if it runs none."""
+        """Return the address of the innermost Python frame of a thread, 0 if it has none."""
         offsets, word, left = self._offsets, memory.number, _MOST_THREADS
         if offsets["minor"] < _FIRST_WITH_ID:
             raise UnreadableError
@@ -144,7 +145,8 @@ class FunctionReader:
         return 0
 
     def _frame_at(self, memory: Memory, thread: int, own_id: int) -> int:
-        """Return the address of the frame of a thread state; 0 for none, or if its thread is not `own_id`."""
+        """Return the address of the innermost frame of a thread state; 0 if it has none or is not that of `own_id`.
+        `thread`: address of the thread state."""
         offsets = self._offsets
         id_ = memory.number(thread + offsets["thread_id"] + 8)  # native_thread_id
         self._threads[id_] = thread
@@ -154,7 +156,7 @@ class FunctionReader:
         return frame if offsets["direct"] or not frame else memory.number(frame + offsets["c_frame"])
 
     def _code(self, memory: Memory, code: int) -> tuple[str, str, LineTable]:
-        """Return (name, file, lines) of a code object."""
+        """Return (function, file, line table) of a code object. `code`: its address."""
         offsets = self._offsets
         head = memory.read(code, _CODE_BYTES)
         if (code, head) not in self._codes:
@@ -174,7 +176,7 @@ def _word(view: bytes, offset: int) -> int:
 
 
 def functions_payload(wait: Wait, functions: Functions) -> bytes:
-    """Return the payload (abi.counters.PYTHON) of a wait, with as many functions, from the leaf on, as have room."""
+    """Return the payload (`abi.counters.PYTHON`) of a wait; functions far from the leaf are cut at _MOST_TEXT bytes."""
     lines: list[bytes] = []
     size = 0
     for name, file, line, call in functions:

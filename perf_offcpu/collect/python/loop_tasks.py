@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the tasks of one event loop from the memory of a process that runs CPython 3.14. Two tables made for readers
-from outside say where everything is: `_Py_DebugOffsets`, at the begin of the section `.PyRuntime`, and
-`Py_AsyncioModuleDebugOffsets` (Modules/_asynciomodule.c), the section `.AsyncioDebug`. Memory may hold anything: reads,
-lists and chains are bounded."""
+"""Read the tasks of one event loop from the memory of a process that runs CPython 3.14. CPython's tables for debuggers
+hold the offsets: `_Py_DebugOffsets`, at the begin of the section `.PyRuntime`, and `Py_AsyncioModuleDebugOffsets`
+(Modules/_asynciomodule.c), the section `.AsyncioDebug`. Memory may hold anything: all reads are bounded."""
 
 import re
 import struct
@@ -24,7 +23,7 @@ _OFFSETS: Final = {
     "local_names": 368, "instructions": 384, "type": 408, "type_name": 424, "type_flags": 440, "tuple_size": 464,
     "set_table": 512, "set_mask": 520, "bytes_size": 600, "bytes": 608, "frame": 680, "frame_state": 688, "next": 696,
 }  # fmt: skip
-"""Name → where `_Py_DebugOffsets` of 3.14 has the offset."""
+"""Name of an offset → its place in `_Py_DebugOffsets` of 3.14."""
 _DEBUG_NAMES: Final = (
     "task_size task_name awaited_by is_task awaited_by_is_set coroutine node interpreter_size tasks_of_interpreter "
     "thread_size running_loop running_task tasks"
@@ -32,7 +31,7 @@ _DEBUG_NAMES: Final = (
 _DEBUG_TABLE: Final = struct.Struct("<13Q")
 _IS_INT: Final = 1 << 24  # Py_TPFLAGS_LONG_SUBCLASS
 _AWAITING, _EXECUTING = -1, 0  # enum _framestate; greater ones have ended
-_FIRST_MEMBER, _FUNCTION_NAME = 16, 32  # of _WRAPPERS, what they wait for; func_name of PyFunctionObject
+_FIRST_MEMBER, _FUNCTION_NAME = 16, 32  # the awaited object of _WRAPPERS; func_name of PyFunctionObject
 _FUNCTION, _SELF = 16, 24  # of PyMethodObject
 _WITH_FRAME: Final = "coroutine generator async_generator".split()
 _OF_FUTURE, DONE = "_asyncio.FutureIter", (1, 2)  # enum fut_state: cancelled, finished
@@ -40,7 +39,8 @@ _WRAPPERS: Final = f"coroutine_wrapper async_generator_asend async_generator_ath
 _SYNCHRONIZES: Final = re.compile(r"/asyncio/(?:locks|queues)\.py$")
 
 Task = tuple[int, str, str, int, list[int], list[int], list[tuple[str, str, int]]]
-"""Values of a task, in the order of a line of the text of abi.counters.TASKS."""
+"""(address, name, type of the awaited object, address of the object waited for, addresses of tasks that await it,
+addresses of objects of `async with`, [(function, file, line), leaf first]) of a task, as in `abi.counters.TASKS`."""
 
 
 class Tables(NamedTuple):
@@ -48,14 +48,14 @@ class Tables(NamedTuple):
 
     minor: int
     runtime: int  # `_PyRuntime`
-    asyncio: int  # `Py_AsyncioModuleDebugOffsets`; before 3.14 the variables of asyncio.tasks, a dict
-    own_pid: int = 0  # of the process in its own PID namespace
+    asyncio: int  # `Py_AsyncioModuleDebugOffsets`; before 3.14 the dict of the module asyncio.tasks
+    own_pid: int = 0  # pid in the process's own PID namespace
 
 
 class Loop(Memory):
-    """Reader of the tasks of one thread. `at`: name → offset of a member of a structure."""
+    """Reader of the tasks of an event loop. `at`: name → offset of a member in CPython. Raises UnreadableError."""
 
-    minor, str_head, ascii_less = _MINOR, 56, 16  # size of the head of a str object, and how much less it is of ASCII
+    minor, str_head, ascii_less = _MINOR, 56, 16  # the last two: as `compact`, `ascii_less` of `Memory.text`
 
     def __init__(self, fd: int, until_s: float, pages: Collection[int]) -> None:
         super().__init__(fd, until_s, pages)
@@ -64,7 +64,7 @@ class Loop(Memory):
         self._codes: dict[int, tuple[str, str, LineTable, int]] = {}
 
     def prepare(self, tables: Tables) -> int:
-        """Read the offsets; return the address of the list of interpreters. Raises UnreadableError: another version."""
+        """Fill `at`; return the address of the pointer to the first interpreter. Raises UnreadableError."""
         head = self.read(tables.runtime, _HEAD)
         self.at = {name: int.from_bytes(head[place : place + 8], "little") for name, place in _OFFSETS.items()}
         debug = _DEBUG_TABLE.unpack(self.read(tables.asyncio, _DEBUG_TABLE.size))
@@ -76,7 +76,8 @@ class Loop(Memory):
         return tables.runtime + self.at["interpreters"]
 
     def threads(self, tables: Tables, only: int = 0) -> dict[int, int]:
-        """Return id in the own namespace → address of the state of threads (`only`: one id) that run event loops."""
+        """Return tid in its own PID namespace → address of the thread state, for each thread that runs an event loop.
+        `only`: leave out all tids but this one, unless 0."""
         left, interpreter, threads = MOST_THREADS, self.word(self.prepare(tables)), dict[int, int]()
         while interpreter:
             thread = self.word(interpreter, "threads")
@@ -91,19 +92,19 @@ class Loop(Memory):
         return threads
 
     def loop_of(self, thread: int) -> int:
-        """Return the event loop that a thread runs, 0 if none."""
+        """Return the address of the event loop that a thread runs, 0 if none. `thread`: address of its thread state."""
         return self.word(thread, "running_loop")
 
     def word(self, base: int, member: str | int = 0, size: int = 8, *, signed: bool = False) -> int:
-        """Return the integer of `size` bytes at `base` + `member`: an offset, or a key of `at`."""
+        """Return the integer of `size` bytes at address `base` + `member`, an offset or a name of one in `at`."""
         return self.number(base + (self.at[member] if isinstance(member, str) else member), size, signed=signed)
 
     def str_of(self, address: int) -> str:
-        """Return the text of a str object."""
+        """Return the text of the str object at an address, at most _MOST_NAME characters."""
         return self.text(address, self.str_head, self.ascii_less, _MOST_NAME)
 
     def tasks(self, thread: int) -> Iterator[Task]:
-        """Yield the tasks that have not ended, oldest first."""
+        """Yield the unfinished tasks of a thread's loop, oldest first. `thread`: address of the thread state."""
         head, running = thread + self.at["tasks"], self.word(thread, "running_task")
         node = self.word(head, "next")
         for _ in range(MOST_TASKS):
@@ -117,13 +118,14 @@ class Loop(Memory):
         raise UnreadableError
 
     def name_of(self, task: int) -> str:
-        """Return the name of a task."""
+        """Return the name of the task at an address, such as "Task-7"."""
         name = self.word(task, "task_name")
         is_number = self.type_of(name)[1] & _IS_INT
         return f"Task-{self.word(name, 24, 4)}" if is_number else self.str_of(name)
 
     def coroutines(self, coroutine: int) -> tuple[list[tuple[str, str, int]], str, int, list[int]]:
-        """Return (frames, type of what they await, object that they wait for, objects of `async with`) of a task."""
+        """Return ([(function, file, line), leaf first], type of the awaited object, address of the object waited for,
+        addresses of the objects of `async with`) of a task. `coroutine`: address of its outermost coroutine."""
         frames, inside, awaits, thing, lock, name = list[tuple[str, str, int]](), list[int](), "", 0, 0, ""
         for _ in range(_MOST_DEPTH):
             is_future, name = name == _OF_FUTURE, self.type_of(coroutine)[0]
@@ -147,11 +149,13 @@ class Loop(Memory):
         return frames[::-1], awaits, lock or thing, inside
 
     def _thing_of(self, frame: tuple[str, str, int], first: int) -> int:
-        """Return `first`, the first local variable of a frame, if its file is asyncio/locks.py or queues.py; else 0."""
+        """Return `first` (address of a frame's first local variable) if the frame's file is asyncio/locks.py or
+        queues.py, where this is the object waited for; else 0. `frame`: (function, file, line)."""
         return first if _SYNCHRONIZES.search(frame[1]) else 0
 
     def frame_of(self, frame: int) -> tuple[tuple[str, str, int], int, list[int], int]:
-        """Return ((function, file, line), first local variable, objects of `async with`, top of the stack)."""
+        """Return ((function, file, line), first local variable, objects of `async with`, top of the evaluation stack)
+        of the frame at an address; objects as addresses, 0 for none."""
         code = self.word(frame, "code") & ~TAGS
         if code not in self._codes:
             lines = self.word(code, "lines")
@@ -168,7 +172,7 @@ class Loop(Memory):
         return place, slots[0] if slots and nr_locals else 0, [*held], stack[-1] if stack else 0
 
     def _slots(self, frame: int) -> list[int]:
-        """Return local variables and stack of a frame."""
+        """Return the addresses in the slots of the frame at an address: local variables, then evaluation stack."""
         begin = frame + self.at["locals"]
         return self.addresses(begin, (self.word(frame, "stack_top") - begin) // 8)
 
@@ -191,11 +195,11 @@ class Loop(Memory):
         return 0
 
     def type_of(self, thing: int) -> tuple[str, int]:
-        """Return name and flags of an object's type."""
+        """Return (name, tp_flags) of the type of the object at address `thing`."""
         return self.facts_of_type(self.word(thing, "type"))
 
     def facts_of_type(self, kind: int) -> tuple[str, int]:
-        """Return name and flags of a type."""
+        """Return (name, tp_flags) of the type at address `kind`."""
         if kind not in self._types:
             name = self.word(kind, "type_name")
             content = self.read(name, min(64, 4096 - name % 4096))  # it may stand at the end of a page

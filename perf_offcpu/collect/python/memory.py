@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read the memory of a process in which a thread stands still. Memory may hold anything: reads are bounded in number
-and time. What is read counts if the thread has not run meanwhile (its number of context switches)."""
+and time. The caller uses the result only if the thread had no context switch meanwhile (`switches_of`)."""
 
 import os
 import time
@@ -16,12 +16,12 @@ _CODECS: Final = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
 
 
 class UnreadableError(Exception):
-    """Memory cannot be read, or what it holds makes no sense, or the limits of one thread are reached."""
+    """Memory cannot be read, or its content makes no sense, or the limits of one thread are reached."""
 
 
 def switches_of(pid: int, tid: int) -> tuple[int, int]:
-    """Return (number of context switches of a thread, -1 if it runs; its id in its own PID namespace). Raises OSError:
-    it has ended."""
+    """Return (number of context switches of a thread, -1 if it is running; its tid in its own PID namespace). Raises
+    OSError: the thread has ended."""
     lines = read_kernel(f"/proc/{pid}/task/{tid}/status").split(b"\n")
     fields = dict(line.split(b":\t", 1) for line in lines if b":\t" in line)
     count = int(fields[b"voluntary_ctxt_switches"]) + int(fields[b"nonvoluntary_ctxt_switches"])
@@ -42,7 +42,7 @@ class Memory:
         return b""
 
     def read(self, address: int, size: int) -> bytes:
-        """Return `size` bytes. Raises UnreadableError."""
+        """Return `size` bytes from an address on. Raises UnreadableError."""
         self._left -= 1 + size // _COSTS_A_READ
         number, offset = divmod(address, _PAGE)
         content = self._page(number)[offset : offset + size]
@@ -61,15 +61,14 @@ class Memory:
         return page
 
     def number(self, address: int, size: int = 8, *, signed: bool = False) -> int:
-        """Return an integer of `size` bytes. Raises UnreadableError."""
+        """Return the little-endian integer of `size` bytes at an address. Raises UnreadableError."""
         return int.from_bytes(self.read(address, size), "little", signed=signed)
 
     def text(self, address: int, compact: int, ascii_less: int, most: int) -> str:
-        """Return up to `most` characters of a str object, whose head has the size `compact`, or `ascii_less` less if it
-        is ASCII. Raises UnreadableError."""
+        """Return up to `most` characters of the str object at an address. `compact`: size of its head, which is
+        `ascii_less` bytes smaller for ASCII. Raises UnreadableError."""
         state = self.number(address + 32, 4)
         kind = state >> 2 & 7
         begin = address + compact - (ascii_less if state & 64 else 0)
-        return self.read(begin, min(self.number(address + 16), most) * kind).decode(
-            _CODECS.get(kind, "latin-1"), "replace"
-        )
+        content = self.read(begin, min(self.number(address + 16), most) * kind)
+        return content.decode(_CODECS.get(kind, "latin-1"), "replace")

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find in an ELF file where CPython keeps its state, and how: members of `struct offcpu_python` (bpf/off_cpu.h).
+"""Find in an ELF file the place of CPython's state and the offsets in it: members of `struct offcpu_python`
+(bpf/off_cpu.h).
 
 The file has a section `.PyRuntime` since 3.10; older versions are not read. Since 3.13 it begins with a table of
 offsets made for readers from outside (`_Py_DebugOffsets`, Include/internal/pycore_debug_offsets.h of CPython). For the
@@ -12,7 +13,7 @@ build for debugging is not read, because its section has another size.
     index_mask, relative    the instruction is an address (relative: all bits), or an index (0)
     entry, entry_shift      a byte of a frame: from `least_shim` on, the frame is no function, and the one before it the
                             first of a call in C; or each frame is (entry_each), or if the byte is 1 (entry_marked)
-    version                 of a code object, unique; 0 none
+    version                 offset of a code object's unique version; 0 for none
     compact, ascii_less     size of the head of a string, and how much less it is of ASCII
 """
 
@@ -49,18 +50,19 @@ _MOST_OFFSET, _MOST_FRAME, _MOST_THREAD = 1 << 20, 120, 248
 
 _ADDRESS: Final = {"index_mask": _ALL, "relative": _ALL, "unit_shift": 1}
 _VERSION_OF_CODE: Final = {68: 92}
-"""Offset of `co_firstlineno` → offset of `co_version`, which the table has not, in the layout since 3.12."""
+"""Offset of `co_firstlineno` → offset of `co_version`, which CPython's table lacks, in the layout since 3.12."""
 
 
 class Section(NamedTuple):
-    """A section of an ELF file: virtual address, file offset, and (offset, size, virtual address) of all segments."""
+    """A section of an ELF file: virtual address, file offset, and (offset, size, virtual address) of each segment that
+    the file loads; `loads` is [] if the file lacks the section."""
 
     address: int
     offset: int
     loads: list[tuple[int, int, int]]
 
     def place_in(self, start: int, offset: int) -> int | None:
-        """Return its address in a process that maps the file from `offset` on at `start`; None if no segment does."""
+        """Return the section's address in a process that maps the file from `offset` on at `start`; None if unknown."""
         for begin, size, address in reversed(self.loads):  # the page of a segment's end may be that of the next's begin
             if begin & -mmap.PAGESIZE <= offset < begin + size:
                 return self.address + start - (address + offset - begin) & _ALL
@@ -68,9 +70,9 @@ class Section(NamedTuple):
 
 
 def read_runtime(fd: int, path: bytes) -> dict[str, Any] | None:
-    """Return `section`, a `Section` as a tuple, and `offsets`, members of `struct offcpu_python`, of an open file. The
-    offset `interpreters` is relative to the section; `offsets` is {} for an unknown or too old version, or a build
-    without GIL. Return None for a file without interpreter."""
+    """Return {"section": `Section` of .PyRuntime as a tuple, "offsets": members of `struct offcpu_python`} of an open
+    file; None if it holds no interpreter. `offsets` is {} for an unsupported version or a build without GIL; its
+    `interpreters` is relative to the section. `path`: of the file, names the version."""
     minor = PYTHON.search(path)
     section = find_section(fd, RUNTIME) if minor else None
     if minor is None or section is None:
@@ -85,27 +87,21 @@ def read_runtime(fd: int, path: bytes) -> dict[str, Any] | None:
 
 
 def find_section(fd: int, wanted: bytes) -> Section | None:
-    """Return a section of an open ELF file, without segments if it lacks the section; None for other files."""
+    """Return a section of an open ELF file, an empty Section if it is missing; None for other files or machines."""
     try:
         header, order = unpack_elf_header(os.pread(fd, EHDR[ElfClass.BITS64].size(), 0))
         if order != "<" or header["e_machine"] not in REGISTERS:
             return None
-        return _find_section(fd, header, wanted) or Section(0, 0, [])
+        place = sections_of(fd, header, [wanted]).get(wanted)
+        segments = program_headers(fd, header, "<") if place else ()
     except (LayoutError, OSError, OverflowError, struct.error):
         return None
-
-
-def _find_section(fd: int, header: dict[str, Any], wanted: bytes) -> Section | None:
-    place = sections_of(fd, header, [wanted]).get(wanted)
-    if place is None:
-        return None
-    segments = program_headers(fd, header, "<")
     loads = [(s["p_offset"], s["p_filesz"], s["p_vaddr"]) for s in segments if s["p_type"] == SegmentType.LOAD]
-    return Section(*place[:2], loads)
+    return Section(*place[:2], loads) if place else Section(0, 0, [])
 
 
 def sections_of(fd: int, header: dict[str, Any], wanted: Collection[bytes]) -> dict[bytes, tuple[int, int, int]]:
-    """Return name → (virtual address, file offset, size) of the wanted sections that an open ELF file has."""
+    """Return name → (virtual address, file offset, size) for each section in `wanted` that an open ELF file has."""
     if header["e_shentsize"] != _SECTION_HEADER.size:
         return {}
     table = os.pread(fd, _SECTION_HEADER.size * min(header["e_shnum"], _MOST_SECTIONS), header["e_shoff"])
@@ -119,8 +115,8 @@ def sections_of(fd: int, header: dict[str, Any], wanted: Collection[bytes]) -> d
 
 
 def offsets_of(head: bytes, minor: int) -> dict[str, int]:
-    """Return members of `struct offcpu_python` for a version 3.`minor`; {} if it cannot be read. `head`: the first
-    bytes of the interpreter's state, as in its file."""
+    """Return members of `struct offcpu_python` for CPython 3.`minor`; {} if this version is not supported. `head`: the
+    first _HEAD bytes of the section .PyRuntime."""
     if head.startswith(_COOKIE):
         minor = head[10]  # of PY_VERSION_HEX
         table = _OFFSETS.get(minor, {}) if minor >= _FIRST_WITH_TABLE else {}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read the tasks of one event loop from the memory of a process that runs CPython 3.11 to 3.13. asyncio.tasks has a
-WeakSet of all tasks; which loop a thread runs is in the thread's dict, in 3.13 in its state. Offsets are those of
-builds for 64-bit machines: Include/internal of CPython and FutureObj, TaskObj in Modules/_asynciomodule.c; those of the
-interpreter: `offsets`.
+WeakSet of all tasks; the loop that a thread runs is in the thread's dict, in 3.13 in its thread state. Offsets are of
+builds for 64-bit machines (Include/internal of CPython; FutureObj, TaskObj in Modules/_asynciomodule.c); offsets of the
+interpreter come from the module `offsets`.
 
 Before 3.14 a task does not refer to the tasks that await it. They are found by what each task awaits: another task
 directly, or by gather(), wait(), wait_for(), a TaskGroup, not by shield() or as_completed()."""
@@ -31,7 +31,7 @@ _OF_MINOR: Final = {
     13: dict(zip(_NAMES, (0, 304, 72, 67, 70, 112, 120, 128, 96, 144), strict=True)),
 }
 _LOOP_OF_FUTURE, _REFERENT, _DICT_OF_MODULE = 16, 16, 16
-_KEYS, _LOG2_BYTES, _KIND, _ENTRIES, _INDICES = 32, 9, 10, 24, 32  # of a dict: its keys, and members of these
+_KEYS, _LOG2_BYTES, _KIND, _ENTRIES, _INDICES = 32, 9, 10, 24, 32  # offset of a dict's keys, and of their members
 _GENERAL, _BY_GENERATOR, _SET_ENTRY, _REMOVED = 0, 1, 16, 2**64 - 1  # kinds of dict's keys, frame's owner
 _VALUES: Final = {11: -32, 12: -24, 13: 24}  # where an object has its attributes, or (before 3.13) their address
 _MOST_ATTRIBUTES, _FIRST_INLINE, _FIRST_IN_STATE, _WITH_HOLDER = 8, 13, 13, 11
@@ -42,18 +42,19 @@ _AWAITS_TASKS: Final = re.compile(r"(TaskGroup\._\w+|_wait|wait_for) .*/asyncio/
 
 
 class OlderLoop(Loop):
-    """Reader of the tasks of one thread's event loop in CPython 3.11 to 3.13."""
+    """Reader of the tasks of one thread's event loop in CPython 3.11 to 3.13. Methods raise UnreadableError."""
 
     _tables = Tables(0, 0, 0)
 
     def find_tasks(self, minor: int, runtime: int) -> int:
-        """Return the address of the variables of asyncio.tasks, 0 if it was not imported. Raises UnreadableError."""
+        """Return the address of the dict of the module asyncio.tasks, 0 if it was not imported. `minor`: of the version
+        of CPython. `runtime`: address of `_PyRuntime`. Raises UnreadableError."""
         interpreter = self.word(self.prepare(Tables(minor, runtime, 0)))
         (module,) = self._values(self.word(interpreter, "modules"), ["asyncio.tasks"])
         return self.word(module, _DICT_OF_MODULE) if module else 0
 
     def prepare(self, tables: Tables) -> int:
-        """Set `at` to offsets under the names that `Loop` uses; return what `Loop.prepare` returns."""
+        """Fill `at`; return the address of the pointer to the first interpreter. Raises UnreadableError."""
         offsets = offsets_of(head := self.read(tables.runtime, _HEAD), tables.minor)
         if not offsets or offsets["minor"] != tables.minor or tables.minor not in _OF_MINOR:
             raise UnreadableError
@@ -66,7 +67,7 @@ class OlderLoop(Loop):
         return tables.runtime + offsets["interpreters"]
 
     def loop_of(self, thread: int) -> int:
-        """Return the event loop that a thread runs, 0 if none."""
+        """Return the address of the event loop that a thread runs, 0 if none. `thread`: address of its thread state."""
         loop = self.word(thread, "running_loop")
         if loop and self.minor < _FIRST_IN_STATE:  # it is the thread's dict
             (loop,) = self._values(loop, ["__asyncio_running_event_loop__"])
@@ -75,7 +76,8 @@ class OlderLoop(Loop):
         return loop if loop and self.type_of(loop)[0] != "NoneType" else 0
 
     def tasks(self, thread: int) -> Iterator[Task]:
-        """Yield the tasks that have not ended, sorted by name; then raise UnreadableError if some cannot be read."""
+        """Yield the unfinished tasks of a thread's loop, by name; then raise UnreadableError if some cannot be read.
+        `thread`: address of the thread state."""
         loop = self.loop_of(thread)
         current, *sets = self._values(self._tables.asyncio, _TABLES)
         running = next((task for key, task in self._entries(current) if key == loop), 0)
@@ -98,14 +100,15 @@ class OlderLoop(Loop):
             raise UnreadableError
 
     def _all_tasks(self, all_tasks: int, scheduled: int, eager: int) -> set[int]:
-        """Return the members of two WeakSets, one of which exists, and of a set. Tasks may have ended."""
+        """Return addresses of all tasks, ended ones, too: members of two WeakSets, one of which exists, and a set.
+        `all_tasks`, `scheduled`, `eager`: addresses of these variables of asyncio.tasks, 0 if missing."""
         tasks = set(self._members(eager)) if eager else set()
         for weak_set in filter(None, (all_tasks, scheduled)):
             tasks.update(self.word(reference, _REFERENT) for reference in self._members(self._set_in(weak_set)))
         return tasks
 
     def _is_waiting_in(self, thing: int, loop: int) -> bool:
-        """Return whether an object is a task of a loop that has not ended."""
+        """Return True if the object at address `thing` is an unfinished task of the loop at address `loop`."""
         kind = self.word(thing, "type") if thing else 0
         for _ in range(_MOST_BASES):
             if kind and self.facts_of_type(kind)[0] == "_asyncio.Task":
@@ -116,7 +119,8 @@ class OlderLoop(Loop):
         return False
 
     def _running(self, thread: int, last: int) -> list[tuple[str, str, int]]:
-        """Return the running coroutines of a thread, leaf first, up to the frame `last`; [] if it is not reached."""
+        """Return (function, file, line) of each coroutine that a thread runs, leaf first, up to the frame at address
+        `last`; [] if this frame is not reached. `thread`: address of the thread state."""
         frame, places = self.word(thread, "thread_frame"), list[tuple[str, str, int]]()
         frame = self.word(frame, "c_frame") if frame and not self.at.get("direct") else frame
         left = _MOST_FRAMES
@@ -135,7 +139,8 @@ class OlderLoop(Loop):
         return first if _AWAITS_TASKS.match(" ".join(frame[:2])) else super()._thing_of(frame, first)
 
     def _awaited_with(self, thing: int) -> list[int]:
-        """Return the futures behind `thing`: members of a set or TaskGroup, children of gather(), else itself."""
+        """Return addresses of the futures that an awaited object stands for: members of a set or TaskGroup, children of
+        gather(), else the object itself. `thing`: its address."""
         with suppress(UnreadableError):
             name = self.type_of(thing)[0] if thing else ""
             if name in ("set", "TaskGroup"):
@@ -153,7 +158,7 @@ class OlderLoop(Loop):
         return self._first(values + (8 if self.minor >= _FIRST_INLINE else 0), "list")
 
     def _set_in(self, thing: int) -> int:
-        """Return the first attribute of an object that is a set."""
+        """Return the address of the first attribute of an object that is a set. `thing`: address of the object."""
         values = thing + _VALUES[self.minor]
         if self.minor < _FIRST_INLINE:
             values = self.word(values) + 1 & ~TAGS  # 3.12 has the address less one
@@ -166,13 +171,13 @@ class OlderLoop(Loop):
         raise UnreadableError
 
     def _members(self, thing: int) -> list[int]:
-        """Return the members of a set."""
+        """Return the addresses of the members of a set. `thing`: address of the set."""
         table = self.read(self.word(thing, "set_table"), _SET_ENTRY * (self.word(thing, "set_mask") + 1))
         words = iter(memoryview(table).cast("Q").tolist())
         return [key for key, hash_ in zip(words, words, strict=True) if key and hash_ != _REMOVED]
 
     def _entries(self, thing: int) -> Iterator[tuple[int, int]]:
-        """Yield (key, value) of a dict."""
+        """Yield (address of key, address of value) of each entry of the dict at address `thing`."""
         keys = self.word(thing, _KEYS)
         number, is_general = self.word(keys, _ENTRIES), self.word(keys, _KIND, 1) == _GENERAL
         begin, words = keys + _INDICES + (1 << min(self.word(keys, _LOG2_BYTES, 1), 40)), 3 if is_general else 2
@@ -180,7 +185,7 @@ class OlderLoop(Loop):
         yield from zip(rows[words - 2 :: words], rows[words - 1 :: words], strict=True)
 
     def _values(self, thing: int, names: list[str]) -> list[int]:
-        """Return the values of keys of a dict, 0 for those that it has not."""
+        """Return the address of the value of each key in `names`, 0 if missing. `thing`: address of the dict."""
         values, lengths = dict[str, int](), set(map(len, names))
         for key, value in self._entries(thing):
             if key and value and self.word(key, 16) in lengths and (name := self.str_of(key)) in names:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find processes that run CPython, by the records of what they map, and tell the BPF program where their state is. The
-records come from /proc when a file begins, and from the kernel then. A child has the memory of its parent until it
-calls execve(2), so it is known with its FORK record. Files are read once, by a helper."""
+"""Find processes that run CPython, by their MMAP2 records, and pass the place of their state to the BPF program. The
+records come from /proc when a file begins, and from the kernel after that. A child has the memory of its parent until
+it calls execve(2), so its FORK record suffices. Each file is read once, by a helper."""
 
 import os
 import struct
@@ -22,7 +22,7 @@ from perf_offcpu.files import open_regular
 from perf_offcpu.losses import Losses
 
 _PATIENCE_S: Final = 0.5
-_SETTLE_S: Final = 0.2  # after it a process that waits has been seen to
+_SETTLE_S: Final = 0.2  # time from the mapping of an interpreter until it counts as unread
 _MOST_PROCESSES, _FIRST_WITH_LOOPS = 4096, 11
 _HEAD: Final = RECORD_HEADER.size()
 _LAYOUT: Final = RECORD_LAYOUTS[RecordType.MMAP2]
@@ -34,12 +34,12 @@ _MMAP2, _FORK, _EXIT = int(RecordType.MMAP2), int(RecordType.FORK), int(RecordTy
 
 
 class MappingFollower(ABC):
-    """Base of classes that find processes which map a file, by MMAP2, FORK and EXIT records."""
+    """Base of classes that find processes which map a certain file, by MMAP2, FORK and EXIT records."""
 
-    needle: bytes  # records without it are of no interest
+    needle: bytes  # part of the path of this file
 
     def see(self, records: bytes) -> None:
-        """Take whole records of mappings that exist already."""
+        """Pass the MMAP2 records among `records` (complete ones, of existing mappings) to `see_mapping`."""
         if self.needle not in records:
             return
         view, offset = memoryview(records), 0
@@ -51,11 +51,11 @@ class MappingFollower(ABC):
 
     @abstractmethod
     def see_mapping(self, record: memoryview) -> None:
-        """Take one MMAP2 record."""
+        """Take an MMAP2 record, of any file."""
 
     @abstractmethod
     def see_task(self, kind: int, record: memoryview) -> None:
-        """Take a FORK or EXIT record."""
+        """Take a FORK or EXIT record. `kind`: its record type."""
 
     def is_of_needle(self, record: memoryview) -> bool:
         """Return True if the path of the file in an MMAP2 record ends with `needle`."""
@@ -63,22 +63,23 @@ class MappingFollower(ABC):
 
 
 def pid_of(record: memoryview) -> int:
-    """Return the process of an MMAP2 record."""
+    """Return the pid in an MMAP2 record."""
     return int.from_bytes(record[_HEAD : _HEAD + 4], sys.byteorder)
 
 
 def ended_process(kind: int, record: memoryview) -> int:
-    """Return the pid if the record is the EXIT of a process's main thread; 0 for others."""
+    """Return the pid if a FORK or EXIT record is the EXIT of a process's main thread; else 0. `kind`: record type."""
     pid, _, tid, _ = _TASK.unpack_from(record, _HEAD)
     return int(pid) if kind == _EXIT and pid == tid else 0
 
 
 class PythonProcesses(MappingFollower):
-    """Follow processes that run CPython. `lost`: counts processes whose interpreter is not read. `recorded` returns the
-    pids of recorded processes that live; None: all processes count as recorded. `maps`: receive offsets, for BPF.
+    """Follow processes that run CPython. `lost`: counts recorded processes with an unsupported interpreter. `recorded`:
+    returns the live pids that are recorded; None: all processes count as recorded. `maps`: receive the offsets, for
+    BPF.
 
     Attributes:
-        offsets: process → members of `struct offcpu_python`; {} of an interpreter that is not read.
+        offsets: pid → members of `struct offcpu_python`; {} for an unsupported interpreter.
         meanwhile: is called again and again while a file is read.
     """
 
@@ -96,7 +97,7 @@ class PythonProcesses(MappingFollower):
 
     @property
     def pids(self) -> frozenset[int]:
-        """Return the processes whose event loops can be read: they run CPython 3.11 or newer."""
+        """Pids of processes whose event loops can be read: they run CPython 3.11 or newer."""
         return frozenset(pid for pid, offsets in self.offsets.items() if offsets.get("minor", 0) >= _FIRST_WITH_LOOPS)
 
     def close(self) -> None:
@@ -104,7 +105,7 @@ class PythonProcesses(MappingFollower):
         self._helper.close()
 
     def see_mapping(self, record: memoryview) -> None:
-        """Take one MMAP2 record: a process that maps code of an interpreter runs it."""
+        """Take an MMAP2 record; if it maps CPython's code, set the process's `offsets`."""
         name = bytes(record[_NAME:]).partition(b"\0")[0]
         if self.needle not in name or not PYTHON.search(name):
             return
@@ -123,14 +124,14 @@ class PythonProcesses(MappingFollower):
             self.offsets[pid] = {}  # counted once: its library may be mapped next
 
     def count_unread(self) -> None:
-        """Count in `lost` the recorded processes whose interpreter is not read, _SETTLE_S after it was mapped."""
+        """Count recorded processes with an unsupported interpreter in `lost`, _SETTLE_S after it was mapped."""
         now = time.monotonic()
         if due := {pid for pid, when in self._unread.items() if when <= now}:
             self._lost.add(losses.PYTHON_UNKNOWN, len(due & self._recorded() if self._recorded else due))
             self._unread = {pid: when for pid, when in self._unread.items() if pid not in due}
 
     def see_task(self, kind: int, record: memoryview) -> None:
-        """Take a FORK or EXIT record."""
+        """Take a FORK or EXIT record: a child inherits the offsets of its parent, an ended process loses them."""
         if not self.offsets:
             return
         pid, parent, tid, _ = _TASK.unpack_from(record, _HEAD)
@@ -149,7 +150,8 @@ class PythonProcesses(MappingFollower):
             self._maps.set_python(pid, offsets, forked=forked)
 
     def _file_of(self, item: tuple[Any, ...]) -> dict[str, Any] | None:
-        """Return what `read_runtime` says of a mapped file."""
+        """Return the result of `read_runtime` for a mapped file, cached; None if the file holds no interpreter or its
+        process has ended. `item`: argument of `_read_file`."""
         key = key_of(item[0], item[4], item[5])
         if key not in self._files:
             for _, answer in ask_each(self._helper, [item], self._avoided, self.meanwhile):
@@ -164,7 +166,8 @@ class PythonProcesses(MappingFollower):
 
 
 def _read_file(item: tuple[Any, ...]) -> dict[str, Any] | None:
-    """Return what `read_runtime` says of a mapped file, {} if it is no interpreter; None if the file is not found."""
+    """Return the result of `read_runtime` for a mapped file, {} if it holds no interpreter; None if the file is not
+    found. `item`: (device, pid, start, end, inode, name) of the mapping."""
     _, pid, start, end, inode, name = item
     for path in (f"/proc/{pid}/map_files/{start:x}-{end:x}", os.fsdecode(name)):
         try:
@@ -181,7 +184,7 @@ def _read_file(item: tuple[Any, ...]) -> dict[str, Any] | None:
 
 
 def _inode_at(pid: int, start: int) -> int:
-    """Return the inode of the file that a process maps at an address; -1 if that is not known."""
+    """Return the inode of the file that a process maps at address `start`; -1 if unknown."""
     try:
         return next((mapping.inode for mapping in parse_maps(read_maps(pid)) if mapping.start == start), -1)
     except OSError:

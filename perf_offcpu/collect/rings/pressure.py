@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure how long rings fill from one drain to the next, and what the recorder does in that time: it writes, works,
-waits for a CPU or waits in the kernel. Time in which the recorder sleeps until a ring wakes it does not count. The
-longest time between two drains is shown; times in which a ring became full, the cause of losses, are added up."""
+"""Measure the time from one drain of the rings to the next, and what the recorder does in it: write, compute, wait for
+a CPU or in the kernel. Time in which the recorder sleeps until a ring wakes it does not count. The longest time between
+two drains is shown; times in which a ring became full, the cause of losses, are added up."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ _AT_ONCE_S = 0.001  # longest time in which clocks are read that count as read t
 
 
 class TimeSpent(NamedTuple):
-    """Seconds of the recorder's thread: elapsed, and of these waiting for the file, on a CPU, runnable without one."""
+    """Seconds of the recorder's thread: elapsed; of these, waiting for the file, on a CPU, runnable without a CPU."""
 
     elapsed_s: float = 0.0
     file_s: float = 0.0
@@ -32,19 +32,14 @@ class TimeSpent(NamedTuple):
         return max(0.0, self.elapsed_s - self.file_s - self.cpu_s - self.runnable_s)
 
     def __str__(self) -> str:
-        """Return the elapsed time, and its parts, as text."""
-        parts = (
-            f"{self.cpu_s * 1e3:.0f} busy",
-            f"{self.runnable_s * 1e3:.0f} without a CPU",
-            f"{self.file_s * 1e3:.0f} for the file",
-            f"{self.kernel_s * 1e3:.0f} for the kernel",
-        )
-        return f"{self.elapsed_s * 1e3:.0f} ms ({', '.join(parts)})"
+        """Return the elapsed time and its parts as text."""
+        elapsed, file, cpu, runnable, kernel = (f"{seconds * 1e3:.0f}" for seconds in (*self, self.kernel_s))
+        return f"{elapsed} ms ({cpu} busy, {runnable} without a CPU, {file} for the file, {kernel} for the kernel)"
 
 
 @contextmanager
 def run_delay() -> Iterator[Callable[[], float]]:
-    """Yield a clock of the seconds in which this thread was runnable without a CPU since it began; 0: unknown."""
+    """Yield a function that returns the seconds in which this thread has been runnable without a CPU; 0 if unknown."""
     try:
         # direct: a file of /proc
         fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
@@ -56,9 +51,8 @@ def run_delay() -> Iterator[Callable[[], float]]:
 
 
 class Pressure:
-    """Measure what the recorder's thread does from one drain of the rings to the next. `runnable`: a clock of the
-    seconds without a CPU (`run_delay`). `full`: sum of the times between two drains in which a ring became full.
-    `longest`: the longest time between two drains."""
+    """Measure what the recorder's thread does from one drain of the rings to the next. `runnable`: the function of
+    `run_delay`. `full`: sum of times between drains in which a ring became full. `longest`: longest of all."""
 
     def __init__(self, runnable: Callable[[], float] = lambda: 0.0) -> None:
         self._runnable = runnable
@@ -66,13 +60,13 @@ class Pressure:
         self.begin()
 
     def begin(self) -> None:
-        """Begin to measure: rings begin to fill now."""
+        """Begin to measure, as if the rings were drained now."""
         self._drained = self._now()
         self.full = self.longest = TimeSpent()
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Count the time for which the thread waits in the block as waiting for the file."""
+        """Count the time that the thread waits in the `with` block as waiting for the file."""
         before = self._waited()
         try:
             yield
@@ -81,7 +75,7 @@ class Pressure:
 
     @contextmanager
     def sleeping(self) -> Iterator[None]:
-        """Leave the block's time out: the recorder sleeps until a ring or something else wakes it."""
+        """Leave out the time that the thread waits in the `with` block: it sleeps until something wakes it."""
         before = self._waited()
         try:
             yield
@@ -90,8 +84,8 @@ class Pressure:
 
     @contextmanager
     def draining(self, fill: Callable[[], float]) -> Iterator[None]:
-        """Measure the time since the drain before; the block makes the new drain. `fill` returns, after the block, the
-        fill of the fullest ring that was drained, 0 to 1."""
+        """Measure the time from the last drain to this one, which the `with` block makes. `fill`: returns, after the
+        block, the fill of the fullest ring that was drained, 0 to 1."""
         now = self._now()
         spent = TimeSpent(*(end - begin for end, begin in zip(now, self._drained, strict=True)))
         self.longest = max(self.longest, spent)
@@ -103,7 +97,7 @@ class Pressure:
             self._drained = now
 
     def _waited(self) -> float:
-        """Return the seconds, since an arbitrary moment, in which this thread neither ran nor was runnable."""
+        """Return for how many seconds, since an arbitrary moment, this thread was neither running nor runnable."""
         while True:
             wall = time.monotonic()
             waited = wall - time.thread_time() - self._runnable()
@@ -115,8 +109,8 @@ class Pressure:
 
 
 def remedy(full: TimeSpent, copies: bool, compressed: bool) -> str:
-    """Return one line on what to do about records and samples that found a ring full. `full`: what the recorder did
-    while rings became full. `copies`: samples hold copies of stacks. `compressed`: the recorder compresses."""
+    """Return a line on cause and remedy of losses by full rings. `full`: time of the recorder while rings became full.
+    `copies`: samples hold copies of stacks. `compressed`: the recorder compresses."""
     smaller = "smaller copies (--call-graph cfi,2048) or none (--call-graph fp), " if copies else ""
     faster = "" if compressed else "compress (-z), "
     most = max(full.file_s, full.cpu_s, full.runnable_s, full.kernel_s)
@@ -141,10 +135,10 @@ _LEAST_PRIORITY = os.sched_param(1)
 
 class DrainPriority:
     """Keeps the calling thread real-time (SCHED_FIFO 1) while it uses little CPU time, so that it cannot starve others;
-    where that is not allowed, it stays as it is. Threads and processes that it starts are ordinary ones. Nice values
-    only count within a session where the kernel groups tasks by session (kernel.sched_autogroup_enabled, the default):
-    beside eight tasks that compute in another session, a thread of nice -20 waited 0.3 s for one of two CPUs.
-    `is_wanted`: False to leave the priority alone."""
+    without the permission, it stays as it is. Threads and processes that it starts are ordinary ones. A nice value
+    would not do: it counts only within a session if the kernel groups tasks by session
+    (kernel.sched_autogroup_enabled, the default). Next to eight tasks that compute in another session, a thread of nice
+    -20 waited 0.3 s for one of two CPUs. `is_wanted`: False to leave the priority alone."""
 
     def __init__(self, is_wanted: bool = True) -> None:
         self._is_allowed, self._is_raised = is_wanted, False
@@ -152,7 +146,7 @@ class DrainPriority:
 
     @contextlib.contextmanager
     def raised(self) -> Iterator[None]:
-        """Raise the priority for the block, in which `adapt` is called often."""
+        """Raise the priority during the `with` block, in which `adapt` must be called often."""
         self._begin = time.monotonic(), time.thread_time()
         self._set(raised=True)
         try:
@@ -161,7 +155,7 @@ class DrainPriority:
             self._set(raised=False)
 
     def adapt(self) -> None:
-        """Choose the priority by the CPU time of the last half second, if one has passed."""
+        """Choose the priority by the CPU time of the last _WINDOW_S, once that has passed."""
         now = time.monotonic(), time.thread_time()
         elapsed, used = (end - begin for end, begin in zip(now, self._begin, strict=True))
         if elapsed >= _WINDOW_S:

@@ -14,7 +14,7 @@ Source: struct perf_event_mmap_page, include/uapi/linux/perf_event.h."""
 import contextlib
 import errno
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from perf_offcpu.abi.attr import Attr
@@ -23,6 +23,7 @@ from perf_offcpu.binary.layout import Buffer
 from perf_offcpu.collect.events.evsels import CpuEvent
 from perf_offcpu.collect.system.privileges import too_many_files
 from perf_offcpu.errors import CapabilityError, FileFullError, PerfOffcpuError, RecordingError
+from perf_offcpu.text import Say
 from perf_offcpu.units import parse_size
 
 MAX_COPIES_RING_BYTES = 16 << 20
@@ -46,14 +47,13 @@ class Sink(Protocol):
     """Receiver of drained bytes, such as `perfdata.write.writer.FileWriter`."""
 
     def append(self, *pieces: Buffer) -> None:
-        """Append whole records; pieces are adjacent, and a record may reach from one into the next."""
+        """Append complete records; pieces are adjacent, and a record may reach from one into the next."""
 
 
 class Ring:
     """Map and drain the ring of one CPU. `fd`: the event that owns it. `data_bytes`: its size without the control page:
-    a power of two of pages. Raises OSError: it cannot be mapped. `fullest`: most bytes that were in the ring at once,
-    at the begin of any drain or while it went on. `recent`: most bytes, measured likewise, of the drains since the last
-    call of `Rings.recent_fill`. `last`: most bytes, measured likewise, of the last drain."""
+    a power of two of pages. Raises OSError: it cannot be mapped. `last`: most bytes that were in the ring during the
+    last drain. `recent`, `fullest`: likewise, for the drains since `Rings.recent_fill` was called, and for all."""
 
     def __init__(self, fd: int, data_bytes: int) -> None:
         self._map = mmap.mmap(fd, mmap.PAGESIZE + data_bytes)
@@ -64,7 +64,7 @@ class Ring:
         self.fullest = self.recent = self.last = 0
 
     def drain(self, sink: Sink) -> None:
-        """Move the content to `sink`. Raises RecordingError: the sink took only a part; the rest stays in the ring."""
+        """Move the content to `sink`. Raises RecordingError: the sink took a part only; the rest stays in the ring."""
         tail = self._control[_TAIL]
         head = self._control[_HEAD]
         self.last = head - tail
@@ -91,11 +91,12 @@ class Ring:
         self._control[_TAIL] = head
 
     def waiting_records(self) -> int:
-        """Return the number of records in the ring that are not drained yet."""
+        """Return the number of records in the ring."""
         return self._last_record(self._control[_TAIL], self._control[_HEAD])[1]
 
     def _last_record(self, begin: int, limit: int) -> tuple[int, int]:
-        """Return (end of the last record that is whole before `limit`, number of records from `begin` to there)."""
+        """Return (end of the last record that ends at `limit` or before, number of records from `begin` to there).
+        Positions are bytes, as head and tail."""
         end, count = begin, 0
         with self._data.cast("H") as shorts:
             while end < limit and (size := shorts[((end & self._mask) + _SIZE_AT) // 2]) and end + size <= limit:
@@ -112,7 +113,7 @@ class Ring:
 
 
 class Rings:
-    """Open an event and map its rings on all CPUs, smaller than wanted if the system allows no larger ones.
+    """Open an event and map its rings on CPUs, smaller ones than wanted if the system allows no larger ones.
 
     Raises CapabilityError, RecordingError: not even the smallest rings can be mapped.
 
@@ -130,20 +131,14 @@ class Rings:
     """
 
     def __init__(
-        self,
-        name: str,
-        attr_for: Callable[[int], Attr],
-        cpus: tuple[int, ...],
-        data_bytes: int,
-        say: Callable[[str], None],
-        tid: int = -1,
+        self, name: str, attr_for: Callable[[int], Attr], cpus: Iterable[int], data_bytes: int, say: Say, tid: int = -1
     ) -> None:
         self.data_bytes = data_bytes
         self._by_cpu: dict[int, Ring] = {}
         while not self._map(CpuEvent(name, attr_for(wakeup_bytes(self.data_bytes)), cpus, tid)):
             self.data_bytes //= 2
         if self.data_bytes < data_bytes:
-            say(f"ring buffers of {data_bytes >> 10} kB per CPU are not to be had, using {self.data_bytes >> 10} kB")
+            say(f"ring buffers of {data_bytes >> 10} kB per CPU are refused, using {self.data_bytes >> 10} kB")
 
     def _map(self, owner: CpuEvent) -> bool:
         """Map a ring of `data_bytes` for each CPU; return False if the kernel refuses, but may accept smaller rings."""
@@ -159,8 +154,8 @@ class Rings:
         return True
 
     def renew(self, cpu: int, sink: Sink) -> int:
-        """Map a ring for a CPU that came online; drain a former one to `sink`; return the event's descriptor. Raises
-        OSError: the event cannot be opened, or its ring not be mapped."""
+        """Map a ring for a CPU that came online; drain its former ring, if any, to `sink`; return the event's
+        descriptor. Raises OSError: the event cannot be opened, or its ring cannot be mapped."""
         fd = self.owner.reopen(cpu)
         ring = Ring(fd, self.data_bytes)
         former = self._by_cpu.pop(cpu, None)
@@ -208,7 +203,7 @@ class Rings:
 
 def default_ring_bytes(cpus: int, copies: bool = False, rate: int = 0) -> int:
     """Return the default size of each ring, bytes. `cpus`: number of CPUs. `copies`: samples hold copies of stacks.
-    `rate`: most samples a second, for which each ring has room; 0 for any number."""
+    `rate`: limit of samples a second (more room is not needed); 0 for no limit."""
     fair = 1 << (DEFAULT_TOTAL_BYTES // cpus).bit_length() - 1
     if rate:
         fair = min(fair, 1 << (rate * (8 << 10 if copies else 1 << 10)).bit_length())
@@ -216,7 +211,7 @@ def default_ring_bytes(cpus: int, copies: bool = False, rate: int = 0) -> int:
 
 
 def wakeup_bytes(data_bytes: int) -> int:
-    """Return the bytes in a ring at which it wakes the recorder; until the drain, records go into the room left."""
+    """Return the number of bytes at which a ring of `data_bytes` wakes the recorder; later ones go into the rest."""
     return min(data_bytes // 4, MAX_WAKEUP_BYTES)
 
 
@@ -233,7 +228,7 @@ def _refusal(problem: OSError, data_bytes: int) -> PerfOffcpuError:
 
 def parse_ring_size(text: str) -> int:
     """Parse perf's `-m`, a number of pages or a size with a suffix; return the bytes of the ring of one CPU, rounded up
-    to a power of two of pages. Raises UsageError: the text is no such number, or beyond what can be mapped."""
+    to a power of two of pages. Raises UsageError: the text is neither, or the size is out of range."""
     size = parse_size("-m", text, ("pages", mmap.PAGESIZE), least="1B", most="1G")
     pages = -(-size // mmap.PAGESIZE)
     return (1 << (pages - 1).bit_length()) * mmap.PAGESIZE

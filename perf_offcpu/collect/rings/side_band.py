@@ -14,7 +14,7 @@ KSYMBOL and BPF_EVENT records are cut to their size. When several recorders list
 trailer to the same header once for each (kernel/events/core.c: perf_event_ksymbol_output() and perf_event_bpf_output(),
 seen in 6.18): all but the first get old bytes of their ring after the trailer, in which perf finds no known id.
 
-Side-band records have rings of their own: they are looked at one by one, and samples must not displace them."""
+Side-band records have rings of their own: they are examined one by one, and samples must not displace them."""
 
 import contextlib
 import itertools
@@ -57,7 +57,7 @@ _SLASH = ord("/")
 
 
 def _is_own_data(record: memoryview) -> bool:
-    """Return True for an MMAP2 record that is left out: data (MMAP_DATA) that is anonymous or writable."""
+    """Return True for an MMAP2 record to leave out: of data (MMAP_DATA) that is anonymous or writable."""
     if not int.from_bytes(record[_MISC : _MISC + 2], sys.byteorder) & _MMAP_DATA:
         return False
     if record[_NAME] != _SLASH or record[_NAME + 1] == _SLASH:
@@ -74,7 +74,7 @@ def _true_size(kind: int, record: memoryview) -> int:
 
 
 def _without_losses(pieces: Sequence[Buffer]) -> bytes:
-    """Return the records without LOST and LOST_SAMPLES, which count losses for one file only."""
+    """Return the records without LOST and LOST_SAMPLES, whose losses must count in one file only."""
     data = b"".join(pieces)
     view, offset, kept = memoryview(data), 0, []
     types, shorts = view.cast("I"), view.cast("H")
@@ -88,9 +88,9 @@ def _without_losses(pieces: Sequence[Buffer]) -> bytes:
 
 class SideBand:
     """Mend side-band records (see the module's text) and pass them on: a sink between the rings and a file.
-    `build_ids`: gathers the build-ids of what is mapped. `kernel`: counts changes of the kernel's symbols. `lost`:
-    counts files whose build-id could not be read in time. `followers`: follow what processes map, and their births and
-    ends. `sink`: receives the records. `meanwhile`: is called again and again while files are read."""
+    `build_ids`: gathers the build-ids of mapped files. `kernel`: its `changes` are counted up. `lost`: counts files
+    whose build-id could not be read in time. `followers`: see the MMAP2, FORK and EXIT records. `sink`: receives the
+    records. `meanwhile`: is called again and again while files are read."""
 
     def __init__(
         self, build_ids: MappedBuildIds, kernel: KernelMaps, lost: Losses, followers: Sequence[MappingFollower] = ()
@@ -109,7 +109,7 @@ class SideBand:
 
     @contextlib.contextmanager
     def also_to(self, sink: Sink) -> Iterator[None]:
-        """Pass the records to a second sink, too, during the block: to the next file, which is being begun."""
+        """Pass the records also to a second sink, during the `with` block: the next file, which is being begun."""
         self._next = sink
         try:
             yield
@@ -117,7 +117,7 @@ class SideBand:
             self._next = None
 
     def append(self, *pieces: Buffer) -> None:
-        """Mend whole records and append them to the sink. Raises FileFullError: no record counts as written then."""
+        """Mend complete records and append them to the sink. Raises FileFullError, with 0 for bytes taken."""
         assert self.sink is not None
         data = bytearray().join(pieces)
         try:
@@ -130,8 +130,8 @@ class SideBand:
             raise FileFullError(str(problem), 0, 0) from None
 
     def _sound_pieces(self, data: bytearray) -> list[Buffer]:
-        """Return the records as adjacent pieces, without MMAP2 of anonymous or writable data and without stale bytes
-        after records; other MMAP2 records get their build-ids."""
+        """Return the mended records as adjacent pieces of `data`, without MMAP2 of anonymous or writable data and
+        without stale bytes after records; other MMAP2 records get their build-ids."""
         pieces: list[Buffer] = []
         mapped: list[memoryview] = []
         view = memoryview(data)
@@ -176,7 +176,8 @@ class SideBand:
             record[_MISC : _MISC + 2] = misc.to_bytes(2, sys.byteorder)
 
     def _read(self, records: dict[bytes, memoryview]) -> dict[bytes, bytes]:
-        """Return `_key` → build-id of the files of `records` (`_key` → MMAP2): b"" without one, no entry if unread."""
+        """Return `_key` → build-id of mapped files, b"" if a file has none, no entry if it could not be read.
+        `records`: `_key` → an MMAP2 record of the file."""
         build_ids: dict[bytes, bytes] = {}
         items: list[tuple[tuple[int, int], bytes, tuple[int, int, int, int, bytes]]] = []
         for key, record in records.items():
@@ -187,9 +188,8 @@ class SideBand:
                 items.append((device, key, (*place, values["ino"], name)))
             else:
                 build_ids[key] = kept_id
-        for (device, key, (*_, inode, name)), answer in ask_each(
-            self._helper, items, self._build_ids.avoided, self.meanwhile
-        ):
+        answers = ask_each(self._helper, items, self._build_ids.avoided, self.meanwhile)
+        for (device, key, (*_, inode, name)), answer in answers:
             if answer.is_stuck:
                 self._lost.add(losses.FILES_UNREAD)
             elif answer.value is not None:  # else the process has ended
@@ -201,7 +201,7 @@ class SideBand:
 
 
 def _key(record: memoryview) -> bytes:
-    """Return a hash of inode and name of the file of an MMAP2 record; b"" if it is not of a file."""
+    """Return a hash of inode and name of the file in an MMAP2 record; b"" if it maps no file."""
     name = _name_of(record)
     if name[:1] != b"/" or name.startswith(b"//"):
         return b""
@@ -213,7 +213,8 @@ def _name_of(record: memoryview) -> bytes:
 
 
 def _read_build_id(item: tuple[object, object, tuple[int, int, int, int, bytes]]) -> tuple[bytes, bytes] | None:
-    """Return (build-id, path that the recorder sees or b"" if it is that of the record); None if no file was found."""
+    """Return (build-id or b"", path as the recorder sees it, b"" if it is the path of the record); None if the file is
+    not found. `item`: (device, key, (pid, start, end, inode, name) of the mapping)."""
     pid, start, end, inode, name = item[2]
     build_id = read_build_id(pid, start, end, inode, name, maps=False)
     return None if build_id is None else (build_id, path_here(pid, start, end, name))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask a process in a child that has its owner's rights, and limits of time, memory and output (owner_child.py)."""
+"""Ask a JVM for its perf map in a child (owner_child.py) with the rights of the JVM's owner, and with limits."""
 
 import contextlib
 import os
@@ -13,18 +13,12 @@ _MOST_OUTPUT: Final = 1 << 24
 
 
 def ask_as_owner(pid: int, patience_s: float = 3) -> bytes:
-    """Return what the child prints of a process, up to the time when it is killed; b"" if it cannot be started."""
-    python = sys.executable or f"{sys.exec_prefix}/bin/python3"
+    """Return the output of owner_child.py for a process, up to `patience_s`; b"" if the child cannot be started."""
+    command = sys.executable or f"{sys.exec_prefix}/bin/python3", "-I", "-S", _CHILD, str(pid)
     fd = os.memfd_create("as-owner")  # a file, whose size the child has a limit for
-    with contextlib.suppress(OSError):  # what was printed before it was killed counts
-        child = subprocess.Popen(
-            [python, "-I", "-S", _CHILD, str(pid)],
-            stdin=subprocess.DEVNULL,
-            stdout=fd,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            env={},
-        )
+    with contextlib.suppress(OSError):  # output from before the kill counts
+        null = subprocess.DEVNULL
+        child = subprocess.Popen(command, stdin=null, stdout=fd, stderr=null, cwd="/", env={})
         for time_s in (patience_s, _END_S):  # then it is not awaited: it blocks on a file that never comes
             try:
                 child.wait(timeout=time_s)

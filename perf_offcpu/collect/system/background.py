@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run what may block in the kernel in a thread of its own, so that the recorder goes on emptying rings."""
+"""Run work that may block in the kernel in a thread, so that the recorder can drain the rings meanwhile."""
 
 import _thread
 import threading
@@ -14,7 +14,7 @@ NAP_S = 0.02  # time between two steps of `stepping_until`
 
 
 class Future(Generic[T]):
-    """The result of work in another thread; concurrent.futures, which imports logging, takes 16 ms to import."""
+    """Result of work in another thread. (concurrent.futures imports logging, which takes 16 ms.)"""
 
     def __init__(self) -> None:
         self._ended = threading.Event()
@@ -36,7 +36,7 @@ class Future(Generic[T]):
         return self._ended.is_set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the work has ended, at most `timeout_s`; return whether it has ended."""
+        """Wait until the work has ended, at most `timeout_s` (None: any time); return True if it has ended."""
         return self._ended.wait(timeout_s)
 
     def result(self) -> T:
@@ -48,7 +48,7 @@ class Future(Generic[T]):
 
 
 def in_background(work: Callable[[], T]) -> Future[T]:
-    """Begin `work` in a thread, which does not keep the process from ending; return its future result."""
+    """Start `work` in a daemon thread; return its future result. If no thread can be started, run it here."""
     future: Future[T] = Future()
     take_niceness = niceness()
 
@@ -84,5 +84,5 @@ def stepping_until(future: Future[T], step: Callable[[], object]) -> T:
             step()
             future.wait(NAP_S)
     finally:
-        future.wait()  # what it works on may be closed after an error
+        future.wait()  # after an error of `step`, the caller may close what the work uses
     return future.result()

@@ -46,24 +46,21 @@ _TRANSPARENT = frozenset((Kind.TYPEDEF, Kind.VOLATILE, Kind.CONST, Kind.RESTRICT
 _WINDOW = 1 << 15  # words
 _DOUBLINGS = 5  # the longest stride is 32 records
 
-# u32 words of a record: `struct btf_type` (name_off, info, size or type), what the kind adds, and what each
-# of its vlen entries takes. Unknown kinds count as if they had only the first.
+# u32 words of a record: `struct btf_type` (name_off, info, size or type), further words by kind, and the words of
+# each of its vlen entries. Unknown kinds count as if they had only the first.
 _HEAD_WORDS = 3
 _FIXED_WORDS = np.full(32, _HEAD_WORDS, np.int32)
-for _kind, _words in {Kind.INT: 4, Kind.ARRAY: 6, Kind.VAR: 4, Kind.DECL_TAG: 4}.items():
-    _FIXED_WORDS[_kind] = _words
+_FIXED_WORDS[[Kind.INT, Kind.ARRAY, Kind.VAR, Kind.DECL_TAG]] = 4, 6, 4, 4
 _ENTRY_WORDS = np.zeros(32, np.int32)
-for _kind, _words in {
-    Kind.STRUCT: 3, Kind.UNION: 3, Kind.ENUM: 2, Kind.FUNC_PROTO: 2, Kind.DATASEC: 3, Kind.ENUM64: 3,
-}.items():  # fmt: skip
-    _ENTRY_WORDS[_kind] = _words
+_ENTRY_WORDS[[Kind.STRUCT, Kind.UNION, Kind.DATASEC, Kind.ENUM64]] = 3
+_ENTRY_WORDS[[Kind.ENUM, Kind.FUNC_PROTO]] = 2
 
 
 @dataclass(frozen=True, slots=True)
 class TypeIndex:
-    """Hold columns of all types of a BTF section; row i is the type with id i + 1."""
+    """Columns of all types of a BTF section; row i is the type with id i + 1."""
 
-    starts: NDArray[np.int64]  # index of each record's first word; all records are whole
+    starts: NDArray[np.int64]  # index of each record's first word; all records are complete
     names: NDArray[np.uint32]  # their name_off
     kinds: NDArray[np.uint32]
     problem: str  # why the walk ended before the end of the types; empty if it did not
@@ -107,7 +104,7 @@ def _kinds(info: NDArray[np.uint32]) -> NDArray[np.uint32]:
 
 
 def _chain(lengths: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return int32: the words at which records begin, the first at 0, if a record at word i has lengths[i] words."""
+    """Return int32: the words at which records begin, from word 0 on, if a record at word i has lengths[i] words."""
     end = len(lengths)
     first = np.full(end + 1, end, np.int32)
     np.minimum(np.arange(end, dtype=np.int32) + lengths, end, out=first[:end])
@@ -124,8 +121,8 @@ def _chain(lengths: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 class Member(NamedTuple):
-    """Offset and size of a member. `offset`: bytes from the start of the outermost structure. `size`: bytes; 0 if the
-    type has no size of its own (an array, a function)."""
+    """Offset of a member from the start of the outermost structure, and its size, in bytes; size 0 for types without a
+    size of their own (an array, a function)."""
 
     offset: int
     size: int
@@ -174,7 +171,7 @@ class Btf:
         return index
 
     def has_string(self, name: str) -> bool:
-        """Return whether a type, member or enumerator has this name (say `BPF_FUNC_task_pt_regs`)."""
+        """Return True if a type, member or enumerator has this name, such as `BPF_FUNC_task_pt_regs`."""
         return b"\0" + name.encode() + b"\0" in self._strings
 
     def member(self, structure: str, path: str, *, low_bits: bool = False) -> Member | None:
@@ -200,7 +197,7 @@ class Btf:
         return next(values, None)
 
     def tracepoint(self, name: str) -> Tracepoint | None:
-        """Look up a tracepoint by its typedef `btf_trace_<name>`; None if the kernel lacks it."""
+        """Return the tracepoint `name`, found by its typedef `btf_trace_<name>`; None if the kernel lacks it."""
         type_id = self.type_id(Kind.TYPEDEF, f"btf_trace_{name}")
         if type_id is None:
             return None
@@ -211,7 +208,7 @@ class Btf:
         return Tracepoint(type_id, self._vlen(prototype) - 1)  # the first is the probe's private `void *`
 
     def per_cpu_offset(self, name: str) -> int | None:
-        """Return the offset of a per-CPU variable in each CPU's area, in bytes; None if it is not known."""
+        """Return the offset of a per-CPU variable in each CPU's area, in bytes; None if the kernel's BTF lacks it."""
         section, variable = self.type_id(Kind.DATASEC, ".data..percpu"), self.type_id(Kind.VAR, name)
         if section is None or variable is None:
             return None
@@ -247,13 +244,13 @@ class Btf:
         return self._word(type_id, 1) & 0xFFFF
 
     def _entries(self, type_id: int, width: int) -> Iterator[list[int]]:
-        """Yield the entries after the head of a type's record, `width` words each."""
+        """Yield the entries (members, enumerators, …) of a type's record, `width` words each."""
         first = self._record(type_id) + 3
         for index in range(first, first + width * self._vlen(type_id), width):
             yield self._words[index : index + width].tolist()
 
     def _resolve(self, type_id: int) -> int:
-        """Follow typedefs and qualifiers; return the id of the type that they lead to."""
+        """Return the id of the type that is left after typedefs and qualifiers are followed."""
         for _ in range(_MAX_DEPTH):
             if self._kind(type_id) not in _TRANSPARENT:
                 return type_id
@@ -268,7 +265,8 @@ class Btf:
         return self._word(resolved, 2) if sized else 0
 
     def _find_member(self, type_id: int, name: str, depth: int, low_bits: bool) -> tuple[int, int] | None:
-        """Return (byte offset, type id) of a member, also one within anonymous members; None if the type lacks it."""
+        """Return (byte offset, type id) of a member of a type, also within anonymous members; None if the type lacks
+        it. `depth`: number of further levels allowed. `low_bits`: as for `member`."""
         if not depth:
             raise self._damage(f"members of type {type_id} are nested too deeply")
         if self._kind(type_id) not in _COMPOSITE:
@@ -310,19 +308,19 @@ def text_address() -> int:
 
 
 def symbol_address(kallsyms: bytes, name: bytes) -> int:
-    """Return the address of a symbol; 0 if it is not listed, or addresses are hidden."""
+    """Return the address of a symbol in the text of /proc/kallsyms; 0 if it is not listed, or addresses are hidden."""
     end = kallsyms.find(b" " + name + b"\n")
     line = kallsyms.rfind(b"\n", 0, max(end, 0)) + 1
     return int(kallsyms[line:end].split()[0], 16) if end >= 0 else 0
 
 
 def symbol_at(kallsyms: bytes, address: int) -> bytes:
-    """Return the name of the symbol that begins at an address; b"" if there is none."""
+    """Return the name of the symbol that begins at `address` in the text of /proc/kallsyms; b"" if there is none."""
     begin = kallsyms.find(b"%016x " % address)
     return kallsyms[begin : kallsyms.find(b"\n", begin)].split()[2] if begin >= 0 else b""
 
 
 def switch_end(kallsyms: bytes) -> str:
-    """Return the name of the function that a task runs first when it comes to a CPU; "" if there is not exactly one."""
+    """Return the function in the text of /proc/kallsyms that a task runs first on a CPU; "" if not unique."""
     names = re.findall(rb" [tT] (finish_task_switch(?:\.isra\.\d+)?)\n", kallsyms)
     return names[0].decode() if len(names) == 1 else ""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Control groups: mounted hierarchies, and the groups of `-G`. BPF and perf report the id in the unified hierarchy
-(cgroup2): the inode number of the directory. `-G` can name v1 groups, too, each known by a controller."""
+(cgroup2): the inode number of the directory. `-G` can name groups of v1 hierarchies, too."""
 
 import os
 import re
@@ -37,8 +37,8 @@ class Group:
 
 
 def find_groups(names: Iterable[str]) -> tuple[Group, ...]:
-    """Look up groups by paths with a mount point, or below one: that of cgroup v2, else of a v1 hierarchy. Raises
-    TargetError: there is no such group; UsageError: groups are of different hierarchies, or one has no controller."""
+    """Return the groups with these names: paths with a mount point, or below that of cgroup v2, else of a v1 hierarchy.
+    Raises TargetError: there is no such group; UsageError: the hierarchies differ, or lack a controller."""
     mounted = hierarchies(read_kernel(MOUNTS))
     groups = tuple(_find_group(name, mounted) for name in names)
     if len({group.controller for group in groups}) > 1:
@@ -56,7 +56,7 @@ def _find_group(name: str, mounted: tuple[Hierarchy, ...]) -> Group:
         if ".." in path.parts or not os.path.exists(path / "cgroup.procs"):
             continue
         if hierarchy.controller is None:
-            raise UsageError(f"-G {name}: the hierarchy {hierarchy.mount} has no controller to go by")
+            raise UsageError(f"-G {name}: the hierarchy {hierarchy.mount} has no controller, and -G needs one")
         # direct: a directory of the kernel
         return Group(str(path), path.stat().st_ino, hierarchy.controller)
     places = ", ".join(hierarchy.mount for hierarchy in mounted) or "no hierarchy, because none is mounted"
@@ -64,8 +64,8 @@ def _find_group(name: str, mounted: tuple[Hierarchy, ...]) -> Group:
 
 
 def hierarchies(mountinfo: bytes) -> tuple[Hierarchy, ...]:
-    """Return the hierarchies in the text of /proc/PID/mountinfo (proc(5)), in its order. Mount points of other file
-    systems have names that any user may have chosen: these lines are ignored."""
+    """Return the cgroup hierarchies in the text of /proc/PID/mountinfo (proc(5)), in its order. Lines of other file
+    systems, with names that any user may have chosen, are ignored."""
     mounted = []
     for line in kernel_lines(mountinfo):
         if not (match := _CGROUP_MOUNT.fullmatch(line)):
@@ -79,7 +79,7 @@ def hierarchies(mountinfo: bytes) -> tuple[Hierarchy, ...]:
 
 
 def unescaped(name: bytes) -> bytes:
-    """Return the plain form of a name whose spaces, tabs, newlines, backslashes mangle() of fs/seq_file.c escaped."""
+    """Decode a name of /proc/PID/mountinfo, in which spaces, tabs, newlines and backslashes are octal escapes."""
     return re.sub(rb"\\([0-3][0-7]{2})", lambda octal: bytes([int(octal[1], 8)]), name)
 
 

@@ -18,12 +18,12 @@ _INITIAL_NAMESPACE = "time:[4026531834]"  # PROC_TIME_INIT_INO of include/linux/
 
 
 def now_ns() -> int:
-    """Return the time of the recording's clock as the kernel itself reads it, ns."""
+    """Return the time of the recording's clock, ns, as the kernel notes it (outside of any time namespace)."""
     return time.clock_gettime_ns(CLOCKID) - _namespace_shift_ns()
 
 
 def wall_clock_pair() -> tuple[int, int]:
-    """Return (CLOCK_REALTIME, CLOCK_MONOTONIC) of one moment, ns; exact to about half of a clock reading."""
+    """Return (CLOCK_REALTIME, the recording's clock) of one moment, ns; exact to half the time of a clock reading."""
     before = now_ns()
     wall = time.clock_gettime_ns(time.CLOCK_REALTIME)
     return wall, (before + now_ns()) // 2
@@ -31,8 +31,8 @@ def wall_clock_pair() -> tuple[int, int]:
 
 @functools.cache
 def _namespace_shift_ns() -> int:
-    """Return the offset of CLOCK_MONOTONIC in this process's time namespace, ns. Raises RecordingError: it is not
-    known, in a process that has made a namespace for its children only."""
+    """Return the offset of CLOCK_MONOTONIC in this process's time namespace, ns. Raises RecordingError: the offset is
+    unknown, as this process has made a namespace for its children only."""
     ours, childrens = (Path("/proc/self/ns", name) for name in ("time", "time_for_children"))
     if not ours.exists() or os.readlink(ours) == _INITIAL_NAMESPACE:  # there is none before Linux 5.6
         return 0

@@ -18,7 +18,7 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
 
 
 def online_cpus() -> tuple[int, ...]:
-    """Return the CPUs that run now, ascending."""
+    """Return the online CPUs, ascending."""
     return parse_cpu_list((_SYSFS / "online").read_text())
 
 
@@ -39,5 +39,5 @@ def possible_cpus() -> tuple[int, ...]:
 
 
 def present_cpus() -> tuple[int, ...]:
-    """Return the CPUs that are plugged in, running or not, ascending."""
+    """Return the CPUs that are plugged in, online or not, ascending."""
     return parse_cpu_list((_SYSFS / "present").read_text())

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read what belongs to other processes in a process of its own, which can be left behind.
+"""Read data of other processes in a helper process, which is abandoned if it hangs.
 
 Such a read may take for ever. A mapped file or memory can lie on a file system that does not answer (FUSE, NFS); a
 process that waits for one in execve(2) or epoll_ctl(2) holds locks that readers of /proc/PID/maps and /proc/PID/fdinfo
 take. Not even SIGKILL ends some of these waits, and a process with a thread in one never ends. So the recorder asks a
-fork of itself, a *helper*, which holds no descriptor of the recorder, and of root's rights those to read. A helper that
-does not answer in time is killed and left behind, and another helper is asked for the remaining items.
+fork of itself, a *helper*, which holds no descriptor of the recorder, and of root's capabilities only READING. A helper
+that does not answer in time is killed and left behind, and another helper is asked for the remaining items.
 
 An exception in the helper is an answer, too (`Answer.problem`): nothing that a process does ends the recorder."""
 
@@ -31,7 +31,7 @@ _LEAST_PATIENCE_S: Final = 0.05
 _BUSY: Final = 20  # a helper that runs, or waits for a CPU, has this many times longer
 _LIFE_S: Final = 20.0  # a helper that is older ends after its items: its CPU time then counts as the recorder's
 MOST_LEFT: Final = 16  # killed helpers that have not ended: with so many, no helper is asked
-AVOIDED_S: Final = 600.0  # time without further questions about a process or a file system that has not answered
+AVOIDED_S: Final = 600.0  # time for which a process or file system that has not answered is not asked again
 _MOST_AVOIDED: Final = 4096
 _NAP_S: Final = 0.02
 _BLOCK: Final = 1 << 18
@@ -43,7 +43,7 @@ _left: list[int] = []  # ids of helpers that were killed and may not have ended
 class Answer(NamedTuple):
     """The answer of a helper to one item."""
 
-    value: Any = None  # what the work returned; None if it failed
+    value: Any = None  # result of `work`; None if it failed
     is_stuck: bool = False  # there was no answer in time
     problem: str = ""  # the exception that the work raised, as text; "" for none
 
@@ -66,17 +66,17 @@ class Helper:
         self._shared = mmap.mmap(-1, mmap.PAGESIZE)
 
     def note(self, number: int) -> None:
-        """Note the number of the file or device that `work` is about to touch; 0 after it. Called in the helper."""
+        """Note the number of the device that `work` is about to read; 0 after it. Called in the helper process."""
         _SIZE.pack_into(self._shared, 0, number)
 
     @property
     def noted(self) -> int:
-        """Return the number that the last helper had noted when it got stuck; 0 for none."""
+        """Number that the last helper had noted when it got stuck; 0 for none."""
         number: int = _SIZE.unpack_from(self._shared)[0]
         return number
 
     def each(self, items: Sequence[Any], step: Callable[[], object] | None = None) -> Iterator[Answer]:
-        """Yield answers in order, up to the first item that is stuck. `step` is called while an answer is awaited."""
+        """Yield the answer to each item in order, up to the first STUCK. `step`: is called meanwhile."""
         if time.monotonic() >= self.until:
             yield STUCK
             return
@@ -120,7 +120,7 @@ class Helper:
             time.sleep(0.001)
 
     def _start(self) -> bool:
-        """Start a process unless there is one; return False if there can be none."""
+        """Start a process unless there is one; return False if that fails."""
         if self._socket is not None:
             return True
         _reap()
@@ -152,7 +152,7 @@ class Helper:
         return True
 
     def _receive(self, step: Callable[[], object] | None) -> Answer | None:
-        """Return the next answer; None if it does not come in time or the helper was killed."""
+        """Return the next answer; None if it does not come in time, or something has killed the helper."""
         assert self._socket is not None
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
@@ -178,7 +178,7 @@ class Helper:
         return Answer(value, problem=problem)
 
     def _whole_message(self) -> bytes | None:
-        """Remove and return the first message that has been received; None if it is not complete."""
+        """Remove and return the first received message; None if it is not complete."""
         if len(self._received) < _SIZE.size:
             return None
         end = _SIZE.size + _SIZE.unpack_from(self._received)[0]
@@ -198,7 +198,7 @@ class Helper:
         return not runs or waited_s > _BUSY * self._full_patience_s
 
     def _leave(self) -> None:
-        """Kill the helper's process without waiting for its end."""
+        """Kill the process without waiting for its end."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -208,7 +208,7 @@ class Helper:
 
 
 class Avoided:
-    """Set of processes and file systems that did not answer; each stays for AVOIDED_S and is not asked meanwhile."""
+    """Set of processes and file systems that did not answer; each stays in it for AVOIDED_S and is not asked again."""
 
     def __init__(self) -> None:
         self._until: dict[Hashable, float] = {}
@@ -226,9 +226,8 @@ class Avoided:
 def ask_each(
     helper: Helper, items: Sequence[tuple[Any, ...]], avoided: Avoided, step: Callable[[], object] | None = None
 ) -> Iterator[tuple[tuple[Any, ...], Answer]]:
-    """Yield each item with its answer; after a stuck item, a new process is asked. The first member of an item is a
-    key: items with a key in `avoided` come first, as STUCK; keys of stuck items are added. `step`: as in
-    `Helper.each`."""
+    """Yield (item, answer) for each item; after a stuck item, ask a new helper process. The first member of an item is
+    a key: items with a key in `avoided` come first, as STUCK; keys of stuck items are added."""
     remaining = list(items)
     while remaining:
         if is_too_much_left() or time.monotonic() >= helper.until:
@@ -246,7 +245,7 @@ def ask_each(
 
 
 def is_too_much_left() -> bool:
-    """Return True if MOST_LEFT killed helpers still have not ended: nothing more should be asked."""
+    """Return True if MOST_LEFT killed helpers still have not ended: no further helper should be asked."""
     return len(_left) >= MOST_LEFT
 
 
@@ -262,7 +261,7 @@ def _has_ended(pid: int) -> bool:
 
 
 def _serve(work: Callable[[Any], Any], connection: socket.socket) -> None:
-    """Run in the child: answer requests with `work` until the recorder has ended or closes the connection; exit."""
+    """Run in the child: answer requests with `work` until the recorder closes the connection or ends; then exit."""
     try:
         # direct: a list of its own numbers
         for fd in {*map(int, os.listdir("/proc/self/fd"))} - {connection.fileno()}:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the methods that a JVM has interpreted, and the owners of locks for which threads wait, by HotSpot's tables for
-readers from outside (`gHotSpotVMStructs` and `gHotSpotVMTypes` in vmStructs.cpp). A frame of the interpreter holds
-the address of its `Method` object, which tells the method. Memory may hold anything: reads, loops and time are bounded.
+"""Read the methods that a JVM has interpreted, and the owners of locks for which threads wait, by the tables that
+HotSpot has for debuggers (`gHotSpotVMStructs` and `gHotSpotVMTypes` in vmStructs.cpp). A frame of the interpreter holds
+the address of its `Method` object. Memory may hold anything: reads, loops and time are bounded.
 
 owner_child.py runs this file with the bare interpreter, so it imports nothing of this project."""
 
@@ -68,11 +68,11 @@ class _Memory:
         return int.from_bytes(self.read(address, size), "little")
 
     def text(self, address: int) -> bytes:
-        """Return a C string of at most 64 bytes."""
+        """Return the C string at an address, at most 64 bytes."""
         return self.read(address, 64).partition(b"\0")[0]
 
     def rows(self, address: int, row: struct.Struct) -> Iterator[tuple[int, ...]]:
-        """Yield the rows of a table up to one that begins with 0."""
+        """Yield the rows of the table at an address, up to a row whose first value is 0. `row`: layout of a row."""
         for place in range(address, address + _MOST_ROWS * row.size, row.size):
             values = row.unpack(self.read(place, row.size))
             if not values[0]:
@@ -101,7 +101,7 @@ class _Hotspot:
         return self._memory.number(address + self._offset[field], size)
 
     def classes(self) -> Iterator[int]:
-        """Yield the addresses of the loaded classes of all class loaders (`InstanceKlass` and those of arrays)."""
+        """Yield the addresses of the loaded classes (`Klass`) of all class loaders."""
         left, loader = _MOST_CLASSES, self._memory.number(self._static[b"ClassLoaderDataGraph::_head"])
         while loader and left:
             class_ = self.at(loader, b"ClassLoaderData::_klasses")
@@ -113,7 +113,7 @@ class _Hotspot:
             left, loader = max(left - 1, 0), self.at(loader, b"ClassLoaderData::_next")
 
     def lines(self, *, counted: bool = True) -> Iterator[bytes]:
-        """Yield a line of `abi.counters.JIT_MAP` for each method, or each whose calls the interpreter has counted."""
+        """Yield a line of `abi.counters.JIT_MAP` for each method; `counted`: only if the interpreter counted calls."""
         for class_ in self.classes():
             with contextlib.suppress(*_UNREADABLE):  # one that is unloaded meanwhile
                 yield from self._methods_of(class_, counted)
@@ -129,9 +129,9 @@ class _Hotspot:
                 yield b":method %x %x %s\n" % (method, size, self._name_of(method).encode("utf-8", "replace"))
 
     def awaited_locks(self) -> dict[int, "AwaitedLock"]:
-        """Return tid → lock for which a thread waits. A monitor has its owner as the thread, as its number, or as a
-        place in its stack (`ObjectMonitor::_owner`), or not yet: then the object is in the list of those that the owner
-        has locked (`LockStack`)."""
+        """Return tid → lock with a known owner for which this thread waits. A monitor notes its owner
+        (`ObjectMonitor::_owner`) as address of the thread, as its id, or as an address in its stack; or not yet: then
+        the monitor's object is in the owner's list of locked objects (`LockStack`)."""
         threads = self._memory.number(self._static[b"ThreadsSMRSupport::_java_thread_list"])
         number = min(self.at(threads, b"ThreadsList::_length", 4), _MOST_ROWS)
         array = self._memory.read(self.at(threads, b"ThreadsList::_threads"), number * _POINTER)
@@ -171,8 +171,8 @@ class _Hotspot:
         return locks
 
     def _awaited_synchronizers(self, tids: dict[int, int]) -> dict[int, "AwaitedLock"]:
-        """Return tid → synchronizer with an exclusive owner (ReentrantLock, ReentrantReadWriteLock, ...) for which a
-        thread is parked. `tids`: object of a thread → tid."""
+        """Return tid → synchronizer with an exclusive owner (ReentrantLock, ReentrantReadWriteLock, ...) for which this
+        thread is parked. `tids`: address of the java.lang.Thread → tid, of all threads."""
         place = self._field(self._memory.number(self._static[_THREAD_CLASS]), "parkBlocker")
         locks, owner_at = dict[int, AwaitedLock](), dict[int, int]()
         for thread, tid in tids.items():
@@ -186,7 +186,7 @@ class _Hotspot:
         return locks
 
     def _find_layout(self) -> None:
-        """Find out how references are compressed. Raises ValueError: objects cannot be read."""
+        """Set how references and class pointers are compressed. Raises ValueError: this layout cannot be read."""
         is_set = self._flags(b"UseCompressedOops", b"UseCompressedClassPointers", b"UseCompactObjectHeaders")
         if is_set[b"UseCompactObjectHeaders"]:
             raise ValueError
@@ -200,7 +200,7 @@ class _Hotspot:
         return self._reference(object_ + self._offset[b"oopDesc::_metadata._klass"], self._narrow_class)
 
     def _type_of(self, object_: int) -> str:
-        """Return the name of the class of an object, `class` and the name of a class for its own object; "" unknown."""
+        """Return the name of an object's class, "class " + NAME for the object of the class NAME; "" if unknown."""
         with contextlib.suppress(*_UNREADABLE):
             name = self._class_name(self._class_of(object_)) if self._has_layout and object_ else ""
             if name == "java.lang.Class":  # of a static synchronized method
@@ -210,7 +210,7 @@ class _Hotspot:
         return ""
 
     def _class_name(self, class_: int) -> str:
-        """Return the name of a class as Java spells it. Raises ValueError: memory is no class."""
+        """Return the name of the class at address `class_` as Java spells it. Raises ValueError: there is no class."""
         name = self._text_of(self.at(class_, b"Klass::_name"))
         if not _CLASS_NAME.fullmatch(name):
             raise ValueError
@@ -219,7 +219,7 @@ class _Hotspot:
         return name.replace("/", ".")
 
     def _flags(self, *names: bytes) -> dict[bytes, bool]:
-        """Return the values of options of the JVM; False of those that it lacks."""
+        """Return name → value of boolean options of the JVM; False for an option that it lacks."""
         values, flags = dict.fromkeys(names, False), self._memory.number(self._static[b"JVMFlag::flags"])
         for row in range(min(self._memory.number(self._static[b"JVMFlag::numFlags"]), _MOST_ROWS)):
             flag = flags + row * self._size[b"JVMFlag"]
@@ -229,7 +229,7 @@ class _Hotspot:
         return values
 
     def _narrow(self, owner: bytes, before: bytes) -> tuple[int, int]:
-        """Return (base, shift) of compressed addresses. `before`: begin of their names before JDK 25."""
+        """Return (base, shift) of compressed addresses. `owner`: their class. `before`: its prefix before JDK 25."""
         before = before if owner + before + b"_base" in self._static else b""
         base, shift = (self._static[owner + before + name] for name in (b"_base", b"_shift"))
         bits = self._memory.number(shift, 4)
@@ -238,12 +238,12 @@ class _Hotspot:
         return self._memory.number(base), bits
 
     def _reference(self, address: int, narrow: tuple[int, int] | None) -> int:
-        """Return the reference at an address, 0 for null. `narrow`: base and shift if it is compressed."""
+        """Return the reference (an address) stored at `address`, 0 for null. `narrow`: (base, shift) if compressed."""
         word = self._memory.number(address, 4 if narrow else _POINTER)
         return narrow[0] + (word << narrow[1]) if narrow and word else word
 
     def _owner_field(self, class_: int) -> int:
-        """Return the offset of `exclusiveOwnerThread` in objects of a class; 0 if they have none."""
+        """Return the offset of `exclusiveOwnerThread` in objects of the class at `class_`; 0 if they have none."""
         for _ in range(_MOST_SUPERS):
             if not class_:
                 return 0
@@ -253,7 +253,7 @@ class _Hotspot:
         return 0
 
     def _field(self, class_: int, name: str) -> int:
-        """Return the offset in objects of a field that the class declares. Raises KeyError: it declares none."""
+        """Return the offset in objects of the field `name` that the class declares. Raises KeyError: no such field."""
         words = self.at(class_, b"InstanceKlass::_constants") + self._size[b"ConstantPool"]
         for index, offset in self._fields(class_):
             if self._text_of(self._memory.number(words + _POINTER * index)) == name:
@@ -261,8 +261,8 @@ class _Hotspot:
         raise KeyError(name)
 
     def _fields(self, class_: int) -> Iterator[tuple[int, int]]:
-        """Yield (index of the name among the constants, offset) of the fields that a class declares: six numbers of 16
-        bits each, since JDK 21 packed ones (`FieldInfo` in fieldInfo.hpp)."""
+        """Yield (index of the name in the constant pool, offset in objects) of each field that a class declares.
+        HotSpot stores six numbers of 16 bits for each, since JDK 21 packed ones (`FieldInfo` in fieldInfo.hpp)."""
         if b"InstanceKlass::_fields" in self._offset:
             fields = self.at(class_, b"InstanceKlass::_fields") + self._offset[b"Array<u2>::_data"]
             number = min(self.at(class_, b"InstanceKlass::_java_fields_count", 2), _MOST_FIELDS)
@@ -281,7 +281,7 @@ class _Hotspot:
             yield name, offset
 
     def _name_of(self, method: int) -> str:
-        """Return the name of a method as `Method::external_name` spells it: `void java.lang.Thread.sleep(long)`."""
+        """Return the name of a method in the form of `Method::external_name`: `void java.lang.Thread.sleep(long)`."""
         const = self.at(method, b"Method::_constMethod")
         pool = self.at(const, b"ConstMethod::_constants")
         words = pool + self._size[b"ConstantPool"]
@@ -298,7 +298,7 @@ class _Hotspot:
         return "".join(character if character.isprintable() else "?" for character in text)[:_MOST_NAME]
 
     def _text_of(self, symbol: int) -> str:
-        """Return the text of a `Symbol`."""
+        """Return the text of the `Symbol` at an address."""
         if len(self._names) > _MOST_NAMES:
             self._names.clear()
         if symbol not in self._names:
@@ -308,7 +308,7 @@ class _Hotspot:
 
 
 def _unpacked(content: bytes) -> Iterator[int]:
-    """Yield the numbers that are packed into bytes (`UNSIGNED5` in unsigned5.hpp); then 0s."""
+    """Yield the numbers packed into bytes (`UNSIGNED5` in unsigned5.hpp), then zeros without end."""
     number = place = 0
     for byte in content:
         number += byte - 1 << 6 * place
@@ -321,7 +321,7 @@ def _unpacked(content: bytes) -> Iterator[int]:
 
 
 def _symbols(memory: _Memory, base: int, *names: bytes) -> list[int]:
-    """Return the addresses of exported symbols of a library, 0 for those that it lacks."""
+    """Return the addresses of exported symbols of the library mapped at `base`, 0 for each that it lacks."""
     header, number = memory.number(base + _EHDR_PHOFF), memory.number(base + _EHDR_PHNUM, 2)
     segments = [_PHDR.unpack(memory.read(base + header + row * _PHDR.size, _PHDR.size)) for row in range(number)]
     (dynamic,) = (segment[3] for segment in segments if segment[0] == _PT_DYNAMIC)
@@ -335,8 +335,8 @@ def _symbols(memory: _Memory, base: int, *names: bytes) -> list[int]:
 
 
 def lines_of(fd: int, base: int) -> bytes:
-    """Return lines of `abi.counters.JIT_MAP` for the interpreted methods of a JVM: those found until the time is over,
-    or until memory says nothing sensible, at most 4 MB. `fd`: descriptor of /proc/PID/mem."""
+    """Return lines of `abi.counters.JIT_MAP` for the interpreted methods of a JVM: found within _MOST_CPU_S, at most 4
+    MB. `fd`: descriptor of /proc/PID/mem. `base`: address of libjvm.so."""
     lines, left = list[bytes](), _MOST_TEXT
     with contextlib.suppress(*_UNREADABLE):
         jvm = _Hotspot(_Memory(fd), base)
@@ -349,17 +349,17 @@ def lines_of(fd: int, base: int) -> bytes:
 
 
 class AwaitedLock(NamedTuple):
-    """Describes a lock for which a thread of a JVM waits."""
+    """A lock for which a thread of a JVM waits."""
 
-    owner: int  # tid, in the namespace of the process
-    is_monitor: bool
-    address: int  # of the `ObjectMonitor`, or of the synchronizer
-    type: str  # class of the object, `class` and a name for a class; "" unknown
+    owner: int  # tid in the process's own PID namespace
+    is_monitor: bool  # else a synchronizer of java.util.concurrent
+    address: int  # of the `ObjectMonitor` or the synchronizer
+    type: str  # as `_Hotspot._type_of` returns it
 
 
 def awaited_locks(pid: int) -> dict[int, AwaitedLock]:
-    """Return tid → lock with a known owner for which a thread of a JVM waits, with tids in the namespace of the
-    process; {} if that cannot be read. May block: a process can lock its mappings or map a file."""
+    """Return tid → lock with a known owner for which this thread of a JVM waits, with tids of the process's own PID
+    namespace; {} if they cannot be read. May block: a process can lock its mappings, or map a file of a hung server."""
     with contextlib.suppress(*_UNREADABLE):
         with open(f"/proc/{pid}/maps", "rb") as file:  # direct: of the kernel
             starts = re.findall(rb"(?m)^([0-9a-f]+)-.*/libjvm\.so$", file.read(_MOST_MAPS))

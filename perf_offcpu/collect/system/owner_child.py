@@ -5,7 +5,7 @@ a program of its own:
     python owner_child.py PID
 
 perf_offcpu/collect/system/as_owner.py starts it with the bare interpreter, so it imports nothing of this project. It
-prints the lines of a perf map and those of `abi.counters.JIT_MAP`; or `!` and what prevented it.
+prints the lines of a perf map, then lines of `abi.counters.JIT_MAP`; or `!` and the reason why there are none.
 
 A JVM that gets SIGQUIT and finds a file .attach_pidPID listens at a socket .java_pidPID, both in its /tmp, and takes
 jcmd's commands there (HotSpot's attachListener_posix.cpp). Compiler.perfmap, since JDK 17, writes /tmp/perf-PID.map.
@@ -67,9 +67,9 @@ def _main(pid: int) -> None:
 
 
 def _code_of_jvm(pid: int) -> Iterator[bytes]:
-    """Yield the perf map of a JVM and the sizes of frames, then the lines of hotspot.py, if there is time. The process
-    may be hostile: its /tmp must be no link, files there must be its own, and its answer is bounded in size and time.
-    Raises OSError: it cannot be asked, or gives no map."""
+    """Yield the perf map of a JVM with lines on frame sizes, then, on x86-64, the lines of hotspot.py for interpreted
+    methods. The process may be hostile: its /tmp must be no link, files there must be its own, and its answer is
+    bounded in size and time. Raises OSError: it cannot be asked, or gives no map."""
     until_s = time.monotonic() + _JVM_S
     process = os.pidfd_open(pid)  # from here on the pid cannot become another process's unnoticed
     status = _status(pid)
@@ -115,7 +115,8 @@ def _has_ended(process: int, time_s: float = 0) -> bool:
 
 
 def _trigger(process: int, attach: str, name: str, tmp: int, until_s: float) -> None:
-    """Send SIGQUIT to a JVM, so that it opens its socket `name`, and wait for that; TimeoutError if it does not."""
+    """Send SIGQUIT to a JVM, so that it opens its socket `name`, and wait for the socket. `process`: pidfd. `attach`:
+    name of the file that tells the JVM to do so. `tmp`: descriptor of its /tmp. Raises TimeoutError: no socket came."""
     with _made(attach, tmp):
         signal.pidfd_send_signal(process, signal.SIGQUIT)
         while _is_missing(name, tmp):
@@ -132,7 +133,8 @@ def _is_missing(name: str, tmp: int) -> bool:
 
 
 def _own(name: str, tmp: int, is_kind: Callable[[int], bool]) -> int:
-    """Return a descriptor (O_PATH) of a file of this kind and user, without a second name; OSError for others."""
+    """Return a descriptor (O_PATH) of a file in `tmp` that has this kind (`stat.S_IS*`), belongs to this user and has
+    no second name. Raises OSError: it is another kind of file."""
     handle = os.open(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=tmp)  # direct: neither acts nor blocks
     status = os.fstat(handle)
     if not is_kind(status.st_mode) or status.st_uid != os.geteuid() or status.st_nlink != 1:
@@ -142,8 +144,8 @@ def _own(name: str, tmp: int, is_kind: Callable[[int], bool]) -> int:
 
 @contextlib.contextmanager
 def _made(name: str, tmp: int) -> Iterator[None]:
-    """Make a file that the JVM reads or writes, so that no other user's link is in its place, and remove it afterwards;
-    a file of its owner that exists already stays: it may be of an earlier process with this pid."""
+    """Make a file that the JVM reads or writes, so that no other user can put a link there; remove it after the `with`
+    block, unless its owner had it before: it may be of an earlier process with this pid."""
     is_new = _is_missing(name, tmp)
     if is_new:
         # direct: a new file in the process's /tmp, as its owner
@@ -158,7 +160,7 @@ def _made(name: str, tmp: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _own_map(name: str, tmp: int) -> Iterator[Callable[[], bytes]]:
-    """Make the file of a map for a while. Yield a function that returns its whole lines."""
+    """Make the file of a perf map for the `with` block (`_made`). Yield a function that reads its complete lines."""
 
     def read() -> bytes:
         # direct: of a descriptor that was checked
@@ -173,7 +175,7 @@ def _own_map(name: str, tmp: int) -> Iterator[Callable[[], bytes]]:
 
 
 def _answer(socket_: int, pid: int, until_s: float) -> bytes:
-    """Send Compiler.perfmap to the socket of process `pid`; return the begin of the answer."""
+    """Send Compiler.perfmap to the JVM's socket; return the first bytes of its answer. `socket_`: O_PATH descriptor."""
     with socket.socket(socket.AF_UNIX) as jvm:
         jvm.settimeout(max(_NAP_S, until_s - time.monotonic()))
         jvm.connect(f"/proc/self/fd/{socket_}")
@@ -187,8 +189,8 @@ def _answer(socket_: int, pid: int, until_s: float) -> bytes:
 
 
 def _frames(memory: int, text: bytes) -> list[bytes]:
-    """Return a line for each function of a map whose first instructions tell the size of its frame; [] if methods keep
-    frame pointers (-XX:+PreserveFramePointer)."""
+    """Return a line of `abi.counters.JIT_MAP` for each function in the perf map `text` whose first instructions show
+    the size of its frame; [] if methods keep frame pointers (-XX:+PreserveFramePointer). `memory`: of /proc/PID/mem."""
     frames, is_needed = [], False
     for line in text.split(b"\n")[:-1]:
         try:
@@ -205,7 +207,7 @@ def _frames(memory: int, text: bytes) -> list[bytes]:
 
 
 def _become_owner(pid: int) -> None:
-    """Become the user and groups of process `pid`, as root; exit if it runs setuid or setgid."""
+    """If root, become the user and groups of process `pid`; exit if that process runs setuid or setgid."""
     if os.geteuid() != 0:
         return
     status = _status(pid)

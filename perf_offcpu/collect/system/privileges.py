@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Privileges, limits and priority of this process: what it lacks for recording, and how it gives up privileges that it
-does not need. Source: capabilities(7), capset(2), prctl(2)."""
+"""Privileges, limits and priority of this process: which privileges it lacks for recording, and how it gives up those
+that it does not need. Source: capabilities(7), capset(2), prctl(2)."""
 
 import contextlib
 import ctypes
@@ -66,7 +66,7 @@ def capabilities() -> set[int]:
 
 
 def is_in_user_namespace() -> bool:
-    """Return whether this process is in a user namespace, where capabilities do not count for the machine."""
+    """Return True if this process is in a user namespace, where capabilities do not count for the machine."""
     try:
         return os.stat("/proc/self/ns/user").st_ino != _FIRST_USER_NAMESPACE
     except OSError:
@@ -80,7 +80,7 @@ def lockdown() -> str:
 
 
 def has_seccomp_filter() -> bool:
-    """Return whether a seccomp filter may refuse system calls."""
+    """Return True if a seccomp filter of this process may refuse system calls."""
     return _status("Seccomp") == _SECCOMP_FILTER
 
 
@@ -90,7 +90,7 @@ def paranoid() -> str:
 
 
 def privilege_remedy() -> str:
-    """Return a sentence on the smallest change that gives this process the rights that it lacks for recording."""
+    """Return advice on the smallest change that gives this process the rights that it lacks for recording."""
     if is_in_user_namespace():
         return (
             "this is a user namespace, whose capabilities do not count for that: record from outside, "
@@ -99,7 +99,7 @@ def privilege_remedy() -> str:
     held = capabilities()
     missing = [name for name, number in _NEEDED.items() if number not in held]
     if CAP_SYS_ADMIN in held or not missing:
-        # Capabilities are not what is missing.
+        # Capabilities suffice: something else forbids it.
         if lockdown() == "confidentiality":
             return "the kernel is locked down (confidentiality): boot it without lockdown"
         if has_seccomp_filter():
@@ -110,13 +110,13 @@ def privilege_remedy() -> str:
 
 
 def keep_rights(kept: int = 0) -> None:
-    """Do as `keep_capabilities`, but go on with all capabilities if a seccomp profile refuses the change."""
+    """Drop all capabilities but those in the bit mask `kept`, for good; keep all if the kernel refuses (seccomp)."""
     with contextlib.suppress(OSError):
         keep_capabilities(kept)
 
 
 def keep_capabilities(kept: int) -> None:
-    """Drop all capabilities of this thread but those in the bit mask `kept`, for good. OSError: the kernel refuses."""
+    """Drop all capabilities of this thread but those in the bit mask `kept`, for good. Raises OSError: refused."""
     libc = ctypes.CDLL(None, use_errno=True)
     header = (ctypes.c_uint32 * 2)(_VERSION_3, 0)
     words = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable: low words, then high words
@@ -145,10 +145,9 @@ def raise_descriptor_limit() -> None:
 
 
 def raise_priority(realtime: int) -> None:
-    """Raise the recorder's scheduling priority: a ring that is not emptied in time loses records. Nice -20 gets it onto
-    a CPU soon among hundreds of runnable tasks (with small rings, it halves what waits in them), yet unlike SCHED_FIFO
-    cannot starve them when there is much to copy. Without the privilege it goes on as it is, unless a real-time
-    priority was asked for. `realtime`: priority for SCHED_FIFO, 0 for none. Raises CapabilityError if refused."""
+    """Raise this process's priority to nice -20, or to SCHED_FIFO `realtime` if not 0: rings that are not drained in
+    time lose records. Nice -20 gets the recorder onto a CPU soon among hundreds of runnable tasks, yet cannot starve
+    them when there is much to copy. Raises CapabilityError: `realtime` is refused."""
     try:
         if realtime:
             os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(realtime))
@@ -157,14 +156,14 @@ def raise_priority(realtime: int) -> None:
     except OSError as problem:
         if realtime:
             raise CapabilityError(
-                f"real-time priority {realtime} is not to be had ({problem.strerror})",
+                f"real-time priority {realtime} is refused ({problem.strerror})",
                 "run as root, with a priority from 1 to 99",
             ) from None
 
 
 def niceness() -> Callable[[], None]:
-    """Return a function that gives the thread or process that calls it the nice value of this thread: what a real-time
-    thread starts (`rings.priority`) begins with nice 0. Where that is not allowed, it does nothing."""
+    """Return a function that sets the nice value of the thread or process that calls it to that of the current thread;
+    it does nothing if that is not allowed. (What a real-time thread starts begins with nice 0.)"""
     nice = os.getpriority(os.PRIO_PROCESS, 0)
 
     def take() -> None:

@@ -1,24 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """The perf events that an ordinary user may open: of own threads, on each CPU, inherited by threads and children. The
 tracker, a dummy event, asks for SWITCH records, which have the exact times at which a thread leaves and gets a CPU, and
-for side-band records. The on-CPU events write into its rings. Code of the kernel is left out where the user may not see
-it (kernel.perf_event_paranoid is 2 or more); else each switch is a sample with the kernel's callchain."""
+for side-band records. The on-CPU events write into its rings. If kernel.perf_event_paranoid is 2 or more, samples have
+user frames only; else each switch is a sample with the kernel's callchain."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType, ReadFormat, SampleType, SoftwareConfig
 from perf_offcpu.abi.offcpu import EVENT_NAME
 from perf_offcpu.abi.sample import SampleShape
 from perf_offcpu.collect.events import evsels, perf_event
+from perf_offcpu.collect.events.parser import SamplingEvent
 from perf_offcpu.collect.options import RecordOptions
 from perf_offcpu.collect.rings.rings import Rings
 from perf_offcpu.collect.sampling import SharingEvents
 from perf_offcpu.collect.system.cpus import online_cpus
 from perf_offcpu.perfdata.events import EventSpec
+from perf_offcpu.text import Say
 
-RING_BYTES: Final = 512 << 10  # what kernel.perf_event_mlock_kb allows an ordinary user by default
+RING_BYTES: Final = 512 << 10  # the default limit of kernel.perf_event_mlock_kb for ordinary users
 _WAITS_ID: Final = int.from_bytes(b"offcpu-t", "big")  # id of the event of waits; the kernel counts from 1
 _SWITCHES: Final = "context-switches, with callchains"  # unlike the name of any event that -e asks for
 _USER_ONLY: Final = AttrFlag.EXCLUDE_KERNEL | AttrFlag.EXCLUDE_HV
@@ -28,19 +30,20 @@ class TaskEvents(SharingEvents):
     """Open the events of some threads, disabled. Raises CapabilityError, RecordingError: the kernel refuses them.
 
     Args:
-        tids: the threads; those that they start, and their children, are recorded, too.
-        on_exec: events begin by themselves at the next exec of the thread.
+        tids: the threads; threads and children that they start are recorded, too.
+        on_exec: events enable themselves at the next exec of the thread.
+        say: is called with a message if rings become smaller than wanted.
 
     Attributes:
         rings: the rings of all records.
         support: parts of attrs that the kernel accepts.
         waits: the event of the samples of waits, which the recorder writes itself.
         switch_ids: ids of the event of context switches, whose samples have kernel callchains, one at each switch; none
-            where the user may not see the kernel. They are no part of the file.
+            if the user may not see the kernel. They are no part of the file.
         switch_shape: shape of the samples of that event.
     """
 
-    def __init__(self, options: RecordOptions, tids: Iterable[int], on_exec: bool, say: Callable[[str], None]) -> None:
+    def __init__(self, options: RecordOptions, tids: Iterable[int], on_exec: bool, say: Say) -> None:
         first, *others = tids
         cpus = online_cpus()
         self._flags = AttrFlag.INHERIT | (AttrFlag.ENABLE_ON_EXEC if on_exec else AttrFlag(0))
@@ -49,7 +52,7 @@ class TaskEvents(SharingEvents):
             self.rings = Rings(evsels.TRACKER_NAME, self._tracker, cpus, options.ring_bytes or RING_BYTES, say, first)
             stack.callback(self.rings.close)
             super().__init__(self.rings.owner)
-            attrs = [(event.name, self._sampling(row, options)) for row, event in enumerate(options.events)]
+            attrs = [(event.name, self._sampling(event, options)) for event in options.events]
             self._names = [*(name for name, _ in attrs), evsels.TRACKER_NAME]
             switches = self._switches()
             self.switch_shape = SampleShape.of(switches)
@@ -64,7 +67,7 @@ class TaskEvents(SharingEvents):
             stack.pop_all()
 
     def _probe(self, tid: int, cpu: int) -> None:
-        """Find out whether the kernel may be seen, and what the running kernel accepts: `support` and `_exclude`."""
+        """Set `_exclude` (flags if the user may not see the kernel) and `support` by trying to open the tracker."""
         self._exclude, self.support = AttrFlag(0), evsels.Support()
         if not self._accepts(tid, cpu):
             self._exclude = _USER_ONLY
@@ -79,12 +82,10 @@ class TaskEvents(SharingEvents):
         attr = evsels.tracker_attr(self.support, wakeup_bytes, data_maps=True)
         return attr._replace(flags=attr.flags | self._flags | self._exclude | AttrFlag.CONTEXT_SWITCH)
 
-    def _sampling(self, row: int, options: RecordOptions) -> Attr:
+    def _sampling(self, event: SamplingEvent, options: RecordOptions) -> Attr:
         kernel_stacks = options.kernel_stacks and not self._exclude
         rate = options.frequency_hz, options.period
-        attr = evsels.sampling_attr(
-            options.events[row], self.support, *rate, kernel_stacks, stack_bytes=options.stack_bytes
-        )
+        attr = evsels.sampling_attr(event, self.support, *rate, kernel_stacks, stack_bytes=options.stack_bytes)
         return attr._replace(flags=attr.flags | self._flags | self._exclude)
 
     def _switches(self) -> Attr:
@@ -98,7 +99,7 @@ class TaskEvents(SharingEvents):
 
     @property
     def specs(self) -> list[EventSpec]:
-        """Return the events of the kernel as the file describes them: on-CPU events, then the tracker."""
+        """The kernel's events as the file describes them: on-CPU events, then the tracker."""
         alike = [[event for event in self._all if event.name == name] for name in self._names]
         return [
             EventSpec(events[-1].attr, events[-1].name, tuple(number for event in events for number in event.ids))
@@ -111,7 +112,7 @@ class TaskEvents(SharingEvents):
             event.enable()
 
     def disable(self) -> None:
-        """Disable all events, of threads that inherited them, too."""
+        """Disable all events, also in threads that inherited them."""
         for event in self._all:
             event.disable()
 

@@ -2,8 +2,8 @@
 """Look at threads while they sleep: system call, arguments, stack pointer, and the bytes of the stack from there on.
 
 A look takes some 100 us, and all looks BUDGET of one CPU. So threads are looked at once a wait, when they have slept
-for LEAST_NS or, if that are too many, for a longer time, which rises until the budget suffices: threads that were never
-looked at come first, then those that sleep longest. A look belongs to a wait if it lies within it by SWITCH records."""
+for LEAST_NS or, if that are too many, for a longer time, which rises until the budget suffices: threads without any
+look come first, then the longest sleepers. A look belongs to a wait if it lies within it by SWITCH records."""
 
 import time
 from collections import defaultdict, deque
@@ -40,7 +40,7 @@ _COMPAT: Final = WaitObject(object_lost=int(ObjectLost.COMPAT))
 
 
 class Sleeper(NamedTuple):
-    """A thread that waits, as far as records tell: since when (ns)."""
+    """A thread that has been off the CPU since `since_ns`, by the SWITCH records drained so far."""
 
     pid: int
     tid: int
@@ -52,22 +52,22 @@ class Look(NamedTuple):
 
     begin_ns: int
     end_ns: int
-    state: int
-    syscall: int
-    sp: int
+    state: int  # `abi.task_state.TaskState`
+    syscall: int  # number, or SYSCALL_NONE, SYSCALL_UNKNOWN
+    sp: int  # stack pointer; 0 for a 32-bit program
     pc: int
-    stack: bytes
+    stack: bytes  # bytes from `sp` on
     found: WaitObject
     functions: Functions | None = None  # None: it was not known yet that the process runs CPython
 
 
 class Reader:
-    """Look at sleeping threads. `copy_bytes`: bytes of the stack to copy, 0 for none. `pythons`: the offsets of
-    processes that run CPython (`PythonProcesses.offsets`). `lost`: counts the looks without their Python functions.
+    """Look at sleeping threads. `copy_bytes`: bytes of the stack to copy, 0 for none. `objects`: finds the object of a
+    look. `pythons`: `PythonProcesses.offsets`. `lost`: counts looks whose Python functions could not be read.
 
     Attributes:
-        looks: thread → its looks that no wait has taken yet, in order.
-        disturbed: the number of looks during which the thread ran.
+        looks: tid → looks at the thread that `take` has not removed yet, by time.
+        disturbed: number of looks during which the thread ran.
     """
 
     def __init__(
@@ -81,8 +81,8 @@ class Reader:
         self._begin_s = time.monotonic()
 
     def follow(self, sleepers: Iterable[Sleeper], *, hurry: bool = False) -> None:
-        """Look at the threads that have slept for LEAST_NS and were not looked at, as far as the budget allows; with
-        `hurry`, at the end of the recording, whatever it costs, but for no longer than _HURRY_S."""
+        """Look at each sleeper that has slept for LEAST_NS and has no look in this sleep, as far as the budget allows.
+        `hurry`: at the end of the recording, look at all, within _HURRY_S."""
         # The less there is left, the longer a thread must have slept.
         scarcity = _MOST_SAVED_S / max(self._left_s(), _MOST_SAVED_S / _SCARCEST)
         latest = now_ns() - (0 if hurry else max(self._least_ns, int(LEAST_NS * scarcity)))
@@ -101,7 +101,7 @@ class Reader:
             self._least_ns = max(int(self._least_ns * _FALL), LEAST_NS)
 
     def _left_s(self) -> float:
-        """Return the CPU time that looks may take now, s; of unused time at most _MOST_SAVED_S is kept."""
+        """Return the CPU time in s that looks may take now; of unused time at most _MOST_SAVED_S is kept."""
         allowed_s = BUDGET * (time.monotonic() - self._begin_s) + _MOST_SAVED_S
         self._spent_s = max(self._spent_s, allowed_s - _MOST_SAVED_S)
         return allowed_s - self._spent_s
@@ -113,7 +113,7 @@ class Reader:
         return looks[-1].functions is not None or not self._pythons.get(sleeper.pid)
 
     def _look(self, sleeper: Sleeper) -> Look | None:
-        """Return what is seen of a thread; None if it runs, has ended, or may not be read."""
+        """Read system call, stack and object of a sleeping thread; None if it runs, has ended, or may not be read."""
         place = f"/proc/{sleeper.pid}/task/{sleeper.tid}"
         begin_ns = now_ns()
         words = read_kernel_if_any(f"{place}/syscall", 256).split()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find out what a sleeping thread waits for, by its system call and arguments, as bpf/objects.h does: rows of `struct
-offcpu_object`, which `wait_objects.describe` names. Only what the kernel itself answers is asked: links and texts of
-/proc, and addresses of sockets; of a file system that may not answer, nothing."""
+"""Find the object that a sleeping thread waits for, by its system call and arguments, as bpf/objects.h does: rows of
+`struct offcpu_object`, which `wait_objects.describe` names. Only the kernel itself is asked, for links and texts of
+/proc and addresses of sockets; a file system that may not answer is not asked."""
 
 import ctypes
 import functools
@@ -50,7 +50,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class WaitObject(NamedTuple):
-    """The object of a wait: its id (0 none), the time asked for, the holder of the lock, and what is missing."""
+    """The object of a wait: id (0 for none), timeout in ns, tid of the lock's holder, `abi.offcpu.ObjectLost` flags."""
 
     object_id: int = 0
     asked_ns: int = UNKNOWN_U64
@@ -59,7 +59,7 @@ class WaitObject(NamedTuple):
 
 
 class CallObjects:
-    """Find the objects of system calls. `wanted`: objects are wanted; else only times are found."""
+    """Find the objects that system calls wait for. `wanted`: False to find only timeouts and holders of locks."""
 
     def __init__(self, wanted: bool) -> None:
         self._wanted, self._secret = wanted, secrets.token_bytes(16)
@@ -69,12 +69,13 @@ class CallObjects:
         self._new: list[NDArray[Any]] = []
 
     def take_objects(self) -> NDArray[Any]:
-        """Return the objects that were new since the last call, as rows of `struct offcpu_object`."""
+        """Return the objects that `find` met first since the last call, as rows of `struct offcpu_object`."""
         rows, self._new = np.array(self._new, self._dtype), []
         return rows
 
     def find(self, pid: int, tid: int, since_ns: int, syscall: int, arguments: Sequence[int], sp: int) -> WaitObject:
-        """Return the object of a thread that has waited in a system call since `since_ns`; `sp`: its stack pointer."""
+        """Return the object of a thread that waits in a system call. `since_ns`: begin of the wait. `syscall`: number
+        of the call. `arguments`: of the call, six words. `sp`: the thread's stack pointer."""
         if syscall not in self._calls:
             return WaitObject()
         object_form, timeout = self._calls[syscall]
@@ -99,7 +100,8 @@ class CallObjects:
     def _describe(
         self, row: NDArray[Any], pid: int, tid: int, object_form: str, arguments: Sequence[int]
     ) -> tuple[object, ...] | None:
-        """Fill in the row of an object; return what identifies it, None for no object."""
+        """Fill in `row` (`struct offcpu_object`) for a system call; return the values that identify the object, None if
+        there is none. `object_form`: kind of argument that names the object, from `call_numbers`."""
         first, second = arguments[0], arguments[1]
         fd = _s32(first)
         if object_form in ("futex", "futexes"):
@@ -119,7 +121,8 @@ class CallObjects:
         return self._source_of_events(row, pid, fd) if fd >= 0 else None
 
     def _source_of_events(self, row: NDArray[Any], pid: int, fd: int) -> tuple[object, ...] | None:
-        """Describe a descriptor; for an epoll instance, unless time ends the wait, the only descriptor it watches."""
+        """Fill in `row` for a descriptor, or, for an epoll instance without timeout that watches one descriptor, for
+        that; return the values that identify the object, None if the descriptor is gone."""
         identity = self._descriptor(row, pid, fd)
         is_epoll = row["kind"] == ObjectKind.ANONYMOUS and bytes(row["name"]).rstrip(b"\0") == EPOLL
         if not is_epoll or row["asked_ns"] != UNKNOWN_U64:
@@ -127,8 +130,8 @@ class CallObjects:
         return self._only_watched(row, pid, fd) or identity
 
     def _only_watched(self, row: NDArray[Any], pid: int, fd: int) -> tuple[object, ...] | None:
-        """Describe in `row` the only descriptor that an epoll instance watches; return its identity. Return None and
-        leave `row` unchanged if there are several, or the number is of another file by now."""
+        """Fill in `row` for the only descriptor that an epoll instance watches; return the values that identify it.
+        Return None and leave `row` unchanged if there are several, or the number is of another file by now."""
         watched = _WATCHED.findall(read_kernel_if_any(f"/proc/{pid}/fdinfo/{fd}", 1 << 16))
         if len(watched) != 1:
             return None
@@ -204,7 +207,8 @@ def _path(row: NDArray[Any], tid: int, address: int) -> tuple[object, ...] | Non
 
 
 def _child(row: NDArray[Any], tid: int, object_form: str, arguments: Sequence[int]) -> tuple[object, ...]:
-    """Describe the child that a call waits for: for vfork() the last child, else the given one; -1 for any."""
+    """Fill in `row` for the child that a call waits for: for vfork() the last child, else the given one, -1 for any;
+    return the values that identify it."""
     if object_form == "fork":
         children = read_kernel_if_any(f"/proc/{int(row['pid'])}/task/{tid}/children", 1 << 16).split()
         return _number(row, ObjectKind.PROCESS, int(children[-1]) if children else -1)
@@ -213,7 +217,7 @@ def _child(row: NDArray[Any], tid: int, object_form: str, arguments: Sequence[in
 
 
 def _is_remote(pid: int, fd: int) -> bool:
-    """Return True if a descriptor's file is, or may be, on a file system that may not answer."""
+    """Return True if a descriptor's file is, or may be, on a file system that may not answer (network, FUSE)."""
     mount = _MOUNT_ID.search(read_kernel_if_any(f"/proc/{pid}/fdinfo/{fd}", 1 << 16))
     return mount is None or _is_remote_mount(pid, mount[1])
 
@@ -226,7 +230,7 @@ def _is_remote_mount(pid: int, mount: bytes) -> bool:
 
 
 def _add_addresses(row: NDArray[Any], pid: int, fd: int) -> None:
-    """Fill in family, protocol and addresses of a socket, read from a copy of its descriptor."""
+    """Fill in family, protocol and addresses of a socket, read from a duplicate of its descriptor."""
     with suppress(OSError):
         number = syscall_number("pidfd_getfd", platform.machine())
         with descriptor(os.pidfd_open(pid)) as process:
@@ -251,7 +255,8 @@ def _add_address(row: NDArray[Any], side: str, address: Any) -> None:
 
 
 def _asked_ns(tid: int, timeout: str, arguments: Sequence[int], since_ns: int) -> int:
-    """Return the time after which a system call ends by itself, ns; UNKNOWN_U64 for none, or if it is not known."""
+    """Return the timeout of a system call, ns; UNKNOWN_U64 for none, or if unknown. `timeout`: kind and number of the
+    argument that holds it, from `call_numbers`. `since_ns`: begin of the call."""
     if timeout in ("ms_2", "ms_3"):
         limit = _s32(arguments[int(timeout[-1])])
         return limit * 1_000_000 if limit > 0 else UNKNOWN_U64

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write waits as samples of offcpu-time, with the payload of the BPF programs: single waits with what was seen of their
-thread, sums of shorter waits by thread, and budgets of threads."""
+"""Write waits as samples of offcpu-time, with the payload of the BPF programs: single waits with stack and object as a
+look at the sleeping thread found them, sums of shorter waits by thread, and budgets of threads."""
 
 import functools
 import os
@@ -46,8 +46,8 @@ def register_mask() -> int:
 def wait_records(
     event: EventSpec, waits: NDArray[Any], looks: Sequence[Look | None], kernel_chains: Ragged, *, over: bool = True
 ) -> bytes:
-    """Return one sample record of `event` for each wait (`switches.INTERVAL`), with what was seen of its thread, and
-    its callchain in the kernel, which may be empty. `over`: the waits have ended."""
+    """Return a sample record of `event` for each wait (`switches.INTERVAL`). `looks`: the look at the thread of each
+    wait, None if there was none. `kernel_chains`: of each wait, may be empty. `over`: False for unfinished waits."""
     seen = [look or _NOTHING for look in looks]
     objects = [look.found for look in seen]
     rows = _rows_of(waits)
@@ -81,8 +81,8 @@ def _rows_of(waits: NDArray[Any]) -> NDArray[Any]:
 
 
 def short_sums(waits: NDArray[Any]) -> NDArray[Any]:
-    """Return n sums of one wait each (`switches.INTERVAL`), to be united (`kernel_totals.waits`): waits that are
-    shorter than the threshold are added up by thread, and by whether the thread stayed runnable."""
+    """Return rows of SUM, one for each wait (`switches.INTERVAL`), which `kernel_totals.waits.united` adds up by
+    thread, and by whether the thread was preempted."""
     rows = _rows_of(waits)
     rows["state"], rows["syscall"], rows["lost"] = UNKNOWN_U32, SYSCALL_UNKNOWN, int(Lost.USER_STACK)
     rows["total_ns"] = rows["longest_ns"] = waits["end"] - waits["begin"]
@@ -102,7 +102,7 @@ def _copies(looks: Sequence[Look]) -> dict[str, Any]:
 
 @functools.lru_cache(1 << 12)
 def cgroup_of(pid: int) -> int:
-    """Return the id of the control group of a process in the unified hierarchy; 0 if it is not known."""
+    """Return the id of the control group of a process in the unified hierarchy; 0 if unknown."""
     mount = _cgroup_mount()
     lines = kernel_lines(read_kernel_if_any(f"/proc/{pid}/cgroup", 1 << 16))
     path = next((line[3:] for line in lines if line.startswith(b"0::")), None)
@@ -122,9 +122,9 @@ _MODE_OF_STATE: Final = {0x1: "interruptible", 0x2: "uninterruptible", 0x4: "sto
 
 
 class Budgets:
-    """Sum the time of threads by state (running, preempted, …), from switch to switch. How long a thread waited for a
-    CPU after wake-ups is known only as a sum, from /proc/TID/schedstat; it is taken off the time that the thread was
-    off the CPU by itself. `tasks`: tid → pid of the threads at the start."""
+    """Sum the time of threads by state (running, preempted, …), from switch to switch. The time that a thread waited
+    for a CPU after wake-ups is known only as a sum, from /proc/TID/schedstat; it is subtracted from the time for which
+    the thread slept. `tasks`: tid → pid of the threads at the start."""
 
     def __init__(self, tasks: dict[int, int]) -> None:
         header: SharedHeader = read_header(bpf_dir() / "off_cpu.h")
@@ -135,7 +135,7 @@ class Budgets:
         self._queued_ns = dict(self._before_ns)
 
     def add(self, intervals: NDArray[Any], looks: dict[int, Look | None]) -> None:
-        """Add intervals (`switches.INTERVAL`). `looks`: row of `intervals` → the look at its thread, for its state."""
+        """Add intervals (`switches.INTERVAL`). `looks`: row of `intervals` → the look that shows its state, or None."""
         modes = np.full(len(intervals), self._modes["other"])
         modes[intervals["preempted"] != 0] = self._modes["preempted"]
         modes[intervals["kind"] == IN] = self._modes["running"]
@@ -160,13 +160,13 @@ class Budgets:
             row["end_ns"] = max(int(row["end_ns"]), int(intervals["end"][part].max()))
 
     def read_delays(self) -> None:
-        """Read the run-queue delay of the newest _MOST_READ threads that still exist."""
+        """Read the run-queue delays of the newest _MOST_READ threads; they cannot be read once a thread has ended."""
         for pid, tid in list(self._rows)[-_MOST_READ:]:
             if delay_ns := _queued_ns(pid, tid):
                 self._queued_ns[tid] = delay_ns
 
     def records(self, event: EventSpec, time_ns: int) -> Iterator[bytes]:
-        """Yield sample records of `event` with the budgets of all threads."""
+        """Yield sample records of `event` with the budgets of all threads. `time_ns`: time of the samples."""
         rows = np.array(list(self._rows.values()), self._dtype)
         ns, number = rows["ns"].view(np.int64), self._modes
         queued = [self._queued_ns.get(tid, 0) - self._before_ns.get(tid, 0) for tid in rows["tid"].tolist()]
@@ -181,13 +181,13 @@ class Budgets:
 
 
 def _queued_ns(pid: int, tid: int) -> int:
-    """Return the run-queue delay of a thread since its birth, ns; 0 if it is not known."""
+    """Return the run-queue delay of a thread since its birth, ns; 0 if unknown."""
     words = read_kernel_if_any(f"/proc/{pid}/task/{tid}/schedstat", 128).split()
     return int(words[1]) if len(words) > 1 else 0
 
 
 def threads_of(pid: int) -> list[int]:
-    """Return the ids of the threads of a process; none if it has ended."""
+    """Return the ascending tids of a process; [] if it has ended."""
     try:
         return sorted(int(name) for name in os.listdir(f"/proc/{pid}/task"))  # direct: of the kernel
     except OSError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make waits of SWITCH records while recording goes on: a wait lasts from a switch-out to the next switch-in of its
+"""Derive waits from SWITCH records while recording goes on: a wait lasts from a switch-out to the next switch-in of its
 thread. Rings of CPUs are drained one after the other, so records are sorted by time, and the latest ones are kept until
 the next drain. The kernel callchains of switch-outs are kept until the waits that begin with them are over; an ordinary
 user gets them at kernel.perf_event_paranoid 1 and lower."""
@@ -25,27 +25,21 @@ from perf_offcpu.perfdata.write.columns import bytes_of
 
 Rows = NDArray[Any]
 
-EVENT: Final = np.dtype(
-    [("pid", "u4"), ("tid", "u4"), ("time", "i8"), ("cpu", "u4"), ("kind", "u1"), ("preempted", "u1")]
-    + [("ran_since", "i8")],
-    align=True,
-)
+_BOTH = [("pid", "u4"), ("tid", "u4"), ("cpu", "u4"), ("kind", "u1"), ("preempted", "u1"), ("ran_since", "i8")]
+EVENT: Final = np.dtype([*_BOTH, ("time", "i8")], align=True)
 IN, OUT, GONE, BEFORE = range(4)
 """Kinds of events: switch-in, switch-out, end of the thread, off the CPU since before the recording."""
-INTERVAL: Final = np.dtype(
-    [("pid", "u4"), ("tid", "u4"), ("begin", "i8"), ("end", "i8"), ("cpu", "u4"), ("kind", "u1"), ("preempted", "u1")]
-    + [("ran_since", "i8")],
-    align=True,
-)
-"""Time of a thread between two switches; `kind` is that of the event at its begin: IN for time on a CPU. `ran_since` is
-the time of the event before that (0: not known)."""
+INTERVAL: Final = np.dtype([*_BOTH, ("begin", "i8"), ("end", "i8")], align=True)
+"""Time of a thread between two switches, ns. `kind`: of the event at its begin, so IN for time on a CPU. `ran_since`:
+time of the event before that one, 0 if unknown."""
 _SWITCHES: Final = (int(RecordType.SWITCH), int(RecordType.EXIT), int(RecordType.LOST))
 _KEY: Final = np.dtype([("tid", "i4"), ("time", "i8")])  # of a callchain
 _IDENTIFIER: Final = 8  # offset in a sample: the first field after the header
 
 
 class KernelChains:
-    """Find the kernel callchain of each switch-out. `ids`: of the event of context switches; none if it is refused."""
+    """Keep the kernel callchains of switch-outs and find them by wait. `ids`: of the event of context switches; empty
+    if the kernel refuses it. `shape`: of its samples."""
 
     def __init__(self, ids: Iterable[int], shape: SampleShape) -> None:
         self._ids, self._shape = np.array(list(ids), np.uint64), shape
@@ -57,7 +51,7 @@ class KernelChains:
         self._new: list[tuple[Rows, Ragged]] = []
 
     def take_from(self, chunk: Chunk, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Keep the samples of context switches among the rows `samples`; return those rows."""
+        """Keep the callchains of samples of switches; return their rows in `chunk`. `samples`: rows of all samples."""
         if not len(self._ids) or not len(samples):
             return samples[:0]
         rows = samples[np.isin(gather_u64(chunk.data, chunk.starts[samples] + _IDENTIFIER), self._ids)]
@@ -70,16 +64,15 @@ class KernelChains:
         return rows
 
     def _sort(self) -> None:
-        """Merge the new chains into those sorted by thread and time."""
+        """Merge the new chains into `_chains`, sorted by thread and time."""
         keys = np.concatenate([self._keys, *(keys for keys, _ in self._new)])
         chains = Ragged.concat([self._chains, *(chains for _, chains in self._new)])
         order = np.lexsort((keys["time"], keys["tid"]))
         self._keys, self._chains, self._new = keys[order], chains.take(order), []
 
     def of_waits(self, waits: Rows) -> Ragged:
-        """Return the callchains with which waits (`switches.INTERVAL`) began, empty ones where they are not known. The
-        kernel takes the sample just before the SWITCH record, so it lies between the thread's last switch-in
-        (`ran_since`) and the begin of the wait."""
+        """Return the kernel callchain with which each wait (`switches.INTERVAL`) began, empty if unknown. The kernel
+        takes the sample just before the SWITCH record: between the last switch-in (`ran_since`) and the wait."""
         if self._new:
             self._sort()
         keys = np.append(self._keys, np.zeros(1, _KEY))
@@ -89,7 +82,7 @@ class KernelChains:
         return self._chains.take(np.where(is_of_wait, rows, -1))
 
     def forget(self, last_switches: Rows) -> None:
-        """Drop chains older than `ran_since` of their thread in `last_switches` (`switches.EVENT`): of past waits."""
+        """Drop the chains of past waits: older than `ran_since` of their thread. `last_switches`: rows of EVENT."""
         self._sort()
         order = np.argsort(last_switches["tid"], kind="stable")
         tids = last_switches["tid"][order]
@@ -101,10 +94,10 @@ class KernelChains:
 
 
 class SwitchLog:
-    """Take SWITCH records out of drained records; a sink of rings. `tasks`: thread → process, of the threads that exist
-    at `begin_ns`. `counters`: counts damaged records and missing switches. `chains`: takes the samples of context
+    """Take SWITCH records out of drained records; a sink of rings. `tasks`: tid → pid of the threads that exist at
+    `begin_ns`. `counters`: counts damaged records and missing switches. `chains`: takes the samples of context
     switches. `others`: all other records, which the caller removes and passes to `SideBand`. `samples`: number of
-    on-CPU samples put into `others` so far. `last`: the last event (EVENT) of each thread up to the last `take`."""
+    on-CPU samples put into `others` so far. `last`: EVENT[threads] at the last `take`."""
 
     def __init__(self, tasks: dict[int, int], begin_ns: int, counters: Losses, chains: KernelChains) -> None:
         self.others: list[Buffer] = []
@@ -115,7 +108,8 @@ class SwitchLog:
         self._new: list[Rows] = []
 
     def append(self, *pieces: Buffer) -> None:
-        """Take whole records."""
+        """Take complete records: note SWITCH and EXIT, pass samples of switches to `chains`, put all records but SWITCH
+        and these samples into `others`."""
         for chunk in Scanner(NATIVE, self._counters).feed(b"".join(pieces)):
             samples = np.flatnonzero(chunk.types == RecordType.SAMPLE)
             switches = self._chains.take_from(chunk, samples)
@@ -137,18 +131,18 @@ class SwitchLog:
         rows["kind"][chunk.types == RecordType.EXIT] = GONE
         rows["preempted"] = chunk.miscs & np.uint16(Misc.SWITCH_OUT_PREEMPT) != 0
         if (chunk.types == RecordType.LOST).any():
-            # Threads may have run since: what they did last is not known.
+            # A switch may be among the lost records: the last event of each thread is unknown.
             self.last, self._new = self.last[:0], []
             self._chains.clear()
         self._new.append(rows[chunk.types != RecordType.LOST])
 
     def _events(self) -> Rows:
-        """Return the last event of each thread, and those after it, by thread and time."""
+        """Return rows of EVENT: `last` and all events after them, by thread and time."""
         events = np.concatenate([self.last, *self._new])
         return events[np.lexsort((events["time"], events["tid"]))]
 
     def take(self, before_ns: int) -> Rows:
-        """Return the intervals (INTERVAL) that ended before `before_ns`, the time before the drain of all rings."""
+        """Remove and return the intervals (INTERVAL) that ended before `before_ns`, a time before the last drain."""
         events = self._events()
         late = events["time"] >= before_ns
         self._new, events = [events[late]], events[~late]
@@ -169,14 +163,14 @@ class SwitchLog:
         return intervals
 
     def off_cpu(self) -> Rows:
-        """Return the last event (EVENT) of each thread that is off the CPU, as far as records tell."""
+        """Return the last event (EVENT) of each thread that is off the CPU by the records drained so far."""
         events = self._events()
         last = events[np.append(events["tid"][1:] != events["tid"][:-1], True)[: len(events)]]
         off: Rows = last[(last["kind"] == OUT) | (last["kind"] == BEFORE)]
         return off
 
     def unfinished(self, end_ns: int) -> Rows:
-        """Return the intervals (INTERVAL), after `take` of all events, that last at `end_ns`."""
+        """Return the INTERVAL of each thread that still lasts at `end_ns`. Call after `take` of all events."""
         intervals = np.zeros(len(self.last), INTERVAL)
         for name in ("pid", "tid", "kind", "preempted", "cpu", "ran_since"):
             intervals[name] = self.last[name]

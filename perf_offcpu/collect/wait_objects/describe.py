@@ -50,8 +50,8 @@ _LINK: Final = re.compile(r"(pipe|socket):\[(\d+)\]")
 
 
 class Describer:
-    """Describe wait objects, with names that a helper reads. `lost` counts objects whose names could not be read in
-    time. `ports_s`: time after which listening ports are read again."""
+    """Describe wait objects, with names that a helper process reads. `lost`: counts objects whose names could not be
+    read in time. `ports_s`: time after which listening ports are read again."""
 
     def __init__(self, lost: Losses, ports_s: float = PORTS_S) -> None:
         self._lost, self._avoided, self._ports = lost, Avoided(), ListeningPorts(ports_s)
@@ -59,12 +59,12 @@ class Describer:
         self._helper = Helper(self._work, _PATIENCE_S)
 
     def _work(self, item: tuple[Any, ...]) -> Any:
-        """Do the work of the helper for one process: call `_names` or `holders_in`. A process can lock its list of
-        mappings, and its epoll instances, for as long as it likes."""
+        """Read data of one process, in the helper process, as it can lock its list of mappings and its epoll instances
+        for any time. `item`: arguments of `_names` or `holders_in`; return its result."""
         return self._names(*item) if len(item) == 2 else holders_in(*item)
 
     def _names(self, pid: int, raw: bytes) -> list[Texts]:
-        """Return the texts that /proc has for each object of a process. `raw`: rows of `struct offcpu_object`."""
+        """Return the texts on each object of a process from /proc. `raw`: bytes of rows of `struct offcpu_object`."""
         rows = np.frombuffer(raw, self._dtype)
         maps, mounts = b"", Mounts()
         if (rows["kind"] == ObjectKind.FUTEX).any():
@@ -110,11 +110,12 @@ class Describer:
         return objects
 
     def described_again(self, rows: NDArray[Any]) -> list[Described]:
-        """Describe again those epoll instances in `rows` that still watch descriptors, perhaps others than before."""
+        """Describe epoll instances again, as they may watch other descriptors now; leave out those that watch none.
+        `rows`: of `struct offcpu_object`."""
         return [described for described in self.describe(rows) if described["name"] != EPOLL]
 
     def _add_names(self, rows: NDArray[Any], texts: list[Texts]) -> None:
-        """Add to `texts`, a dict for each row, the texts that /proc has; count objects that are not read in time."""
+        """Add texts from /proc to `texts`, a dict for each row; count objects that are not read in time."""
         self._dtype = rows.dtype
         rows_of: dict[int, list[int]] = {}
         for place, (row, texts_of_row) in enumerate(zip(rows, texts, strict=True)):
@@ -146,7 +147,7 @@ class Describer:
                 described["peer_pid"], described["peer_comm"] = pids[0], comm_of(pids[0])
 
     def _find_ends(self, inodes: frozenset[str]) -> dict[int, list[Holder]]:
-        """Look for pipes and sockets (`inodes`, as text) in all processes; return inode → their descriptors."""
+        """Return inode → descriptors of this pipe or socket in all processes. `inodes`: to look for, decimal text."""
         ends, until_s = defaultdict[int, list[Holder]](list), time.monotonic() + _SCAN_S
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
         for places in ((0, _FIRST), (_FIRST, sys.maxsize)):
@@ -162,7 +163,7 @@ class Describer:
 
 
 def needs_scan(rows: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return bool[n]: True for pipes and Unix sockets, whose other ends are looked for in all processes."""
+    """Return bool[n]: True for rows of pipes and Unix sockets, whose other ends are searched in all processes."""
     needed: NDArray[np.bool_] = (rows["kind"] == ObjectKind.PIPE) | (rows["peer_inode"] != 0)
     return needed
 
@@ -173,7 +174,7 @@ def is_epoll(row: Any) -> bool:
 
 
 def _add_kernel_locks(rows: NDArray[Any], texts: list[Texts]) -> None:
-    """Add to `texts` the names of locks inside the kernel: their variable, or the file or process they belong to."""
+    """Add the names of kernel locks to `texts`, a dict for each row: the lock's variable, or its file or process."""
     mounts, symbols = Mounts(), functools.cache(lambda: read_kernel_if_any(str(KALLSYMS)))
     for row, text in zip(rows, texts, strict=True):
         if row["kind"] != ObjectKind.KERNEL_LOCK:
@@ -187,7 +188,7 @@ def _add_kernel_locks(rows: NDArray[Any], texts: list[Texts]) -> None:
 
 
 def _own_texts(row: Any) -> Texts:
-    """Return the texts of an object that the BPF program itself has read."""
+    """Return the texts on an object that the BPF program has read. `row`: of `struct offcpu_object`."""
     kind = int(row["kind"])
     if kind == ObjectKind.SOCKET:
         texts = proc.socket_texts(row)
@@ -200,7 +201,7 @@ def _own_texts(row: Any) -> Texts:
 
 
 def _is_in_proc(row: Any, texts: Texts) -> bool:
-    """Return True for an object of which more texts are to be read from /proc."""
+    """Return True if texts on the object `row` must be read from /proc. `texts`: result of `_own_texts`."""
     kind = int(row["kind"])
     if kind == ObjectKind.SOCKET:
         return texts["protocol"] in _BY_PORT and bool(texts["remote"])
@@ -214,7 +215,7 @@ def _numbers(row: Any) -> Described:
 
 
 def describe_java_lock(pid: int, lock: AwaitedLock) -> Described:
-    """Return the description of a lock of a JVM: an object of its own, not the futex at which a thread waits for it."""
+    """Return the description of a JVM's lock: one object for all threads of process `pid` that wait for it."""
     kind, type_ = "monitor" if lock.is_monitor else "", _SYNC.sub("", lock.type)
     name = " of ".join(filter(None, (kind, type_))) or "a lock of java.util.concurrent"
     texts = dict.fromkeys(TEXTS, b"") | {"name": name.encode(), "place": b"heap"}
@@ -228,7 +229,7 @@ def describe_java_lock(pid: int, lock: AwaitedLock) -> Described:
 
 
 def object_payloads(objects: list[Described]) -> list[bytes]:
-    """Return raw payloads (abi.wait_objects.OBJECTS) that describe the objects, each small enough for a record."""
+    """Return payloads (`abi.wait_objects.OBJECTS`) that describe the objects, each small enough for a record."""
     payloads, row = [], 0
     while row < len(objects):
         text, end = b"", row
@@ -242,8 +243,8 @@ def object_payloads(objects: list[Described]) -> list[bytes]:
 
 
 def holders_in(pid: int, inodes: Collection[str], first: int, end: int) -> tuple[list[Holder], bool]:
-    """Look through items `first` to `end` - 1 of the list /proc/PID/fd. Return (pipes and sockets with these `inodes`,
-    True if the list is longer than `end`). May block while the process is within execve(2)."""
+    """Return (pipes and sockets with these `inodes` among items `first` to `end` - 1 of the list /proc/PID/fd, True if
+    the list is longer than `end`). `inodes`: decimal text. May block while the process is within execve(2)."""
     try:
         descriptors = os.listdir(f"/proc/{pid}/fd")  # direct: of the kernel
     except OSError:  # gone, or of another user
@@ -260,7 +261,7 @@ def holders_in(pid: int, inodes: Collection[str], first: int, end: int) -> tuple
 
 
 def _other_end(holders: Iterable[Holder], pid: int, mode: int | None) -> list[int]:
-    """Return the pids, ascending, of other processes that hold the other end of a pipe which process `pid` has open
-    with this access mode (None: no result): writers of a pipe that is read, and vice versa."""
+    """Return the ascending pids of the other processes that hold the other end of a pipe: its writers if process `pid`
+    reads from it, and vice versa. `holders`: descriptors of the pipe. `mode`: access mode of `pid`; for None, []."""
     end = {os.O_RDONLY: os.O_WRONLY, os.O_WRONLY: os.O_RDONLY}.get(-1 if mode is None else mode)
     return sorted({peer for peer, _, its in holders if peer != pid and end is not None and its in (end, os.O_RDWR)})

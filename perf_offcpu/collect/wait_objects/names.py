@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Name wait objects from /proc, while the process lives: paths, memory that a futex is in, addresses. Nothing here
+"""Name wait objects from /proc, while the process lives: paths, the mapping that holds a futex, addresses. Nothing here
 opens a file of the process, nor asks its file system, which may hang: readlink() of /proc/PID/fd/N and the text of
 /proc/PID/fdinfo/N and /proc/PID/maps come from the kernel's own memory."""
 
@@ -41,7 +41,7 @@ def _in_fdinfo(pid: int, fd: int, line: re.Pattern[bytes]) -> bytes:
 
 
 def descriptor_path(pid: int, fd: int, inode: int) -> bytes:
-    """Return the target of /proc/PID/fd/FD, if it is still the file with this inode; else b""."""
+    """Return the path of an open descriptor; b"" if it is closed or another file by now. `inode`: the expected one."""
     if _in_fdinfo(pid, fd, _INODE) != b"%d" % inode:  # Linux before 5.14 has no such line
         return b""
     try:
@@ -51,20 +51,20 @@ def descriptor_path(pid: int, fd: int, inode: int) -> bytes:
 
 
 def access_mode(pid: int, fd: int) -> int | None:
-    """Return os.O_RDONLY, O_WRONLY or O_RDWR of a descriptor; None if it is gone."""
+    """Return the access mode of a descriptor, os.O_RDONLY, O_WRONLY or O_RDWR; None if it is closed."""
     flags = _in_fdinfo(pid, fd, _FLAGS)
     return int(flags, 8) & os.O_ACCMODE if flags else None
 
 
 def process_of(pid: int, fd: int) -> bytes:
-    """Return `[pidfd] of 1234` for a descriptor of process 1234; b"" if it is no pidfd."""
+    """Return `[pidfd] of 1234` if a descriptor is a pidfd of process 1234; b"" if it is no pidfd."""
     process = _in_fdinfo(pid, fd, _PID)
     return process and PIDFD + b" of " + process
 
 
 def requests_of(pid: int, fd: int) -> bytes:
-    """Return `[io_uring] of /path` or `[io_uring] of 3 files` if all requests of a ring are for files; else b"". All
-    requests that are still in its submission queue are read, done or not; before Linux 6.10, none."""
+    """Return `[io_uring] of /path` or `[io_uring] of 3 files` if all requests of the io_uring `fd` are for files; else
+    b"". All requests in its submission queue count, done or not. b"" before Linux 6.10."""
     try:
         inode = int(_in_fdinfo(pid, fd, _INODE) or -1)
         queues = [area for area in parse_maps(read_maps(pid)) if area.inode == inode and area.offset == _SQES]
@@ -83,7 +83,8 @@ def requests_of(pid: int, fd: int) -> bytes:
 
 
 def endpoint(family: int, address: bytes, port: int) -> bytes:
-    """Return address and port as text, `10.0.0.7:5432` or `[::1]:80`; b"" if both are 0. `address`: 16 bytes."""
+    """Return address and port as text, `10.0.0.7:5432` or `[::1]:80`; b"" if both are 0. `family`: AF_INET or AF_INET6.
+    `address`: 16 bytes, of which IPv4 takes the first 4."""
     if not port and not any(address):
         return b""
     if family == socket.AF_INET6 and address.startswith(_MAPPED):
@@ -94,8 +95,8 @@ def endpoint(family: int, address: bytes, port: int) -> bytes:
 
 
 def place_of(maps: bytes, address: int, sp: int) -> bytes:
-    """Return the memory that an address is in: heap, stack, or a file and the offset in it; b"" unknown. `maps`: text
-    of /proc/PID/maps. `sp`: stack pointer of a thread that waits for the address."""
+    """Return the kind of memory at an address: "heap", "stack", the name of a mapped file, for shared memory with
+    +offset; b"" if unknown. `maps`: text of /proc/PID/maps. `sp`: a thread's stack pointer."""
     mapping, before = mappings_at(maps, address)
     if mapping is None:
         return b""
@@ -111,7 +112,7 @@ def place_of(maps: bytes, address: int, sp: int) -> bytes:
 
 
 def comm_of(pid: int) -> bytes:
-    """Return the comm of a process; b"" if it is gone."""
+    """Return the comm of a process; b"" if it has ended."""
     return read_kernel_if_any(f"/proc/{pid}/comm", 64)[:-1]
 
 
@@ -119,7 +120,7 @@ Texts = dict[str, bytes]
 
 
 def socket_texts(row: Any) -> Texts:
-    """Return protocol, and name or local and remote address, of a socket, given as row of `struct offcpu_object`."""
+    """Return the texts of a socket (`struct offcpu_object`): "protocol", and "local", "remote" address or "name"."""
     family, number = int(row["family"]), int(row["protocol"])
     if family in (socket.AF_INET, socket.AF_INET6):
         protocol = _PROTOCOLS.get(number, f"ip protocol {number}").encode()
@@ -134,12 +135,12 @@ def socket_texts(row: Any) -> Texts:
 
 
 class Mounts:
-    """Complete paths by the mounts that the recorder sees (proc_pid_mountinfo(5)), read at the first call of `path`. Of
-    a file that is not open any more, BPF has read the names up to the root of its file system, which a mount places."""
+    """Complete paths by the mounts that the recorder sees (proc_pid_mountinfo(5)), read at the first call of `path`.
+    For a file that is closed by now, BPF has read only the names up to the root of its file system."""
 
     @functools.cached_property
     def _by_device(self) -> dict[tuple[int, int], list[tuple[bytes, bytes]]]:
-        """Return (major, minor) → [(directory in its file system, mount point of this directory)]."""
+        """Device (major, minor) → [(directory in its file system, mount point of this directory)]."""
         mounts: dict[tuple[int, int], list[tuple[bytes, bytes]]] = {}
         for line in kernel_lines(read_kernel(MOUNTS)):
             if words := re.match(rb"\d+ \d+ (\d+):(\d+) ([^ ]+) ([^ ]+) ", line):
@@ -148,10 +149,9 @@ class Mounts:
         return mounts
 
     def path(self, names: bytes, device: int) -> bytes:
-        """Return the path of a file. `names`: of the file, of its directory and so on, a NUL after each; "/" where the
-        root was reached. `device`: of the file system: major << 20 | minor. The result is the path from the recorder's
-        root; the path from the root of the file system if that is not mounted here; or the last names of a path that is
-        too long or too deep."""
+        """Return the path of a file as the recorder sees it; from the root of its file system if that is not mounted
+        here; without its first names if `names` do not reach the root. `names`: of the file, its directory and so on,
+        each with a NUL; "/" for the root of the file system. `device`: of the file system, major << 20 | minor."""
         parts = names.rstrip(b"\0").split(b"\0")
         if parts[-1] != b"/":
             return b"/".join(reversed(parts))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read from memory of processes what their threads are still blocked for: owners of locks, timeouts, descriptors. For
-waits that end, BPF reads these itself, in the thread that waits: owners at the begin, because at the end the word of
-the lock has changed already; timeouts and descriptors at the end."""
+"""Read facts about unfinished waits from the memory of processes: owners of locks, timeouts, polled descriptors. For
+waits that end, the BPF program reads these, in the thread that waits: owners at the begin, because at the end the word
+of the lock has changed already; timeouts and descriptors at the end."""
 
 import contextlib
 import functools
@@ -21,7 +21,7 @@ from perf_offcpu.abi.offcpu import UNKNOWN_U64
 from perf_offcpu.abi.syscalls import call_numbers, syscall_names
 from perf_offcpu.collect.bpf.header import read_header
 from perf_offcpu.collect.bpf.last_tasks import LastTasks
-from perf_offcpu.collect.kernel_totals.user_stacks import Unread, arguments_of, of_each, read_memory, registers_of
+from perf_offcpu.collect.kernel_totals.user_stacks import Unread, arguments_of, read_by_row, read_memory, registers_of
 from perf_offcpu.collect.system.hotspot import AwaitedLock
 from perf_offcpu.collect.wait_objects.describe import Described, describe_java_lock, object_payloads
 from perf_offcpu.files import read_kernel_if_any
@@ -47,8 +47,8 @@ def _futex() -> Mapping[str, int]:
 
 
 def owner_in(words: tuple[int, ...], operation: int, value: int) -> int:
-    """Return the owner's tid in a lock (five u32 words, from its futex on), 0 unknown; as lock_owner() in BPF.
-    `operation`: of futex(2). `value`: the value that the caller expected in the futex."""
+    """Return the tid of a lock's owner, 0 if unknown, as lock_owner() of bpf/locks.h. `words`: five u32 of the lock,
+    from its futex on. `operation`: of the waiter's futex(2). `value`: that this call expected."""
     numbers = _futex()
     command = operation & numbers["FUTEX_COMMAND"]
     if command in (numbers["FUTEX_LOCK_PI"], numbers["FUTEX_LOCK_PI2"]):
@@ -66,8 +66,8 @@ def owner_in(words: tuple[int, ...], operation: int, value: int) -> int:
 
 
 def timeout_in(operation: int, spec: bytes, since_ns: int) -> int:
-    """Return the length of time after which a wait in futex(2) ends by itself, ns, 0 to 2^63 - 1. `spec`: bytes of its
-    struct timespec, of any content. `since_ns`: begin of the wait, CLOCK_MONOTONIC."""
+    """Return the timeout of a wait in futex(2) from its begin on, ns, 0 to 2^63 - 1. `operation`: of futex(2). `spec`:
+    bytes of the struct timespec, of any content. `since_ns`: begin of the wait, CLOCK_MONOTONIC."""
     seconds, ns = _TIMESPEC.unpack(spec)
     numbers, moment = _futex(), int(seconds) * 10**9 + int(ns)
     command = operation & numbers["FUTEX_COMMAND"]
@@ -79,8 +79,8 @@ def timeout_in(operation: int, spec: bytes, since_ns: int) -> int:
 
 
 def with_holders(last: LastTasks, unread: Unread) -> LastTasks:
-    """Return `last` with `holder_tid` of tasks that wait for a lock whose owner is known, and `asked_ns` of timed waits
-    in futex(2). `unread` counts the locks that cannot be read in time."""
+    """Return `last` with `holder_tid` set for tasks that wait for a lock whose owner is known, and `asked_ns` for waits
+    in futex(2) with a timeout. `unread`: counts the locks that cannot be read in time."""
     futexes = [nr for nr, (kind, _) in call_numbers(platform.machine()).items() if kind == "futex"]
     rows = last.waiting()
     rows = rows[is_among(last.tasks["syscall"][rows], np.sort(futexes)) & (last.tasks["object_id"][rows] != 0)]
@@ -90,7 +90,7 @@ def with_holders(last: LastTasks, unread: Unread) -> LastTasks:
         return holder_and_timeout(int(task["pid"]), int(task["tid"]), arguments_of(task), int(task["switch_out_ns"]))
 
     tasks = last.tasks.copy()
-    for row, (tid, asked_ns) in of_each(last.tasks, rows.tolist(), read, unread).items():
+    for row, (tid, asked_ns) in read_by_row(last.tasks, rows.tolist(), read, unread).items():
         if tid:
             tasks["holder_tid"][row] = tid
         if asked_ns is not None:
@@ -99,8 +99,8 @@ def with_holders(last: LastTasks, unread: Unread) -> LastTasks:
 
 
 def holder_and_timeout(pid: int, tid: int, arguments: Sequence[int], since_ns: int) -> tuple[int, int | None]:
-    """Return (tid that holds the lock for which a thread waits, 0 unknown; timeout in ns, None for none). `arguments`:
-    of its futex(2). `since_ns`: begin of the wait."""
+    """Return (tid of the owner of the lock for which a thread waits, 0 if unknown; timeout in ns, None for none).
+    `arguments`: of its futex(2). `since_ns`: begin of the wait."""
     address, operation, value, timeout, *_ = arguments
     words = read_memory(tid, address, _WORDS.size)
     owner = owner_in(_WORDS.unpack(words), operation, value & 0xFFFFFFFF) if words else 0
@@ -110,11 +110,12 @@ def holder_and_timeout(pid: int, tid: int, arguments: Sequence[int], since_ns: i
 
 
 AwaitedLocks = Mapping[int, Mapping[int, AwaitedLock]]
-"""pid → (tid → lock of a JVM that the thread waits for), with tids in the pid namespace of the process."""
+"""pid → result of `hotspot.awaited_locks`: tid in the process's own PID namespace → lock for which it waits."""
 
 
 def outer_locks(pid: int, locks: Mapping[int, AwaitedLock]) -> dict[int, AwaitedLock]:
-    """Return tid → lock of process `pid`, both tid and owner as the recorder sees them; {} if it has ended."""
+    """Convert the tids in `locks`, of the pid namespace of process `pid`, to those of the recorder's namespace; locks
+    without such a thread or owner are left out. Return {} if the process has ended."""
     with contextlib.suppress(OSError):
         outer = {_inner(pid, int(tid)): int(tid) for tid in os.listdir(f"/proc/{pid}/task")}
         own = {outer.get(tid, 0): lock._replace(owner=outer.get(lock.owner, 0)) for tid, lock in locks.items()}
@@ -125,11 +126,11 @@ def outer_locks(pid: int, locks: Mapping[int, AwaitedLock]) -> dict[int, Awaited
 def with_locks_of_jvms(
     last: LastTasks, locks_of: Callable[[set[int]], AwaitedLocks], again: Callable[[], LastTasks]
 ) -> LastTasks:
-    """Return `last` with `holder_tid` and object of tasks that wait for a lock of a JVM, and descriptions of these
-    objects: all threads that wait for a lock have one object, not each the futex of its own. `locks_of`: reads the
-    locks in JVMs among these pids. `again`: runs the iterator once more: a task that has run since `last` may wait for
-    another lock and is left as it is. One run is allowed at a monitor, at which HotSpot looks again after up to 1 s:
-    that is no timeout of the program, so `asked_ns` becomes unknown there. Others with an unread timeout get none."""
+    """Return `last` with `holder_tid` and object set for tasks that wait for a lock of a JVM, and with descriptions of
+    these objects: all tasks that wait for a lock get one object instead of a futex each. `locks_of`: reads the locks of
+    the JVMs among pids. `again`: runs the iterator over tasks once more: a task that has run since `last` may wait for
+    another lock and is left unchanged. One run is allowed at a monitor, which HotSpot checks again after up to 1 s: so
+    `asked_ns` becomes unknown there. At other locks, tasks whose timeout could not be read get no holder."""
     tasks, rows = last.tasks.copy(), last.waiting()
     locks = locks_of({*tasks["pid"][rows].tolist()})
     if not any(locks.values()):
@@ -154,7 +155,7 @@ def with_locks_of_jvms(
 
 
 def _outer(pid: int, tid: int) -> int:
-    """Return the tid, in the recorder's pid namespace, of the thread with `tid` in that of process `pid`; 0: none."""
+    """Convert a tid of the pid namespace of process `pid` to one of the recorder's namespace; 0 if no thread has it."""
     if _inner(pid, tid) == tid:  # as in most processes
         return tid
     names = map(int, os.listdir(f"/proc/{pid}/task"))
@@ -162,17 +163,17 @@ def _outer(pid: int, tid: int) -> int:
 
 
 def _inner(pid: int, tid: int) -> int:
-    """Return the tid of a thread in the innermost pid namespace of its process; 0: no such thread."""
+    """Convert a tid of the recorder's pid namespace to one of the namespace of process `pid`; 0 if there is none."""
     ids = _NSPID.search(read_kernel_if_any(f"/proc/{pid}/task/{tid}/status", 1 << 16))
     return int(ids[1].split()[-1]) if ids else 0
 
 
 def with_polled(
-    last: LastTasks, tell: Callable[[NDArray[Any], Sequence[int]], None], again: Callable[[], LastTasks], unread: Unread
+    last: LastTasks, note: Callable[[NDArray[Any], Sequence[int]], None], again: Callable[[], LastTasks], unread: Unread
 ) -> LastTasks:
-    """Return `last` with the objects of tasks that wait for a single descriptor in poll() or select(). `tell`: passes
-    rows of `struct offcpu_last` and the descriptor of each to the BPF program. `again`: runs the iterator once more,
-    which then finds the objects. `unread`: counts the tasks that cannot be read in time."""
+    """Return `last` with the objects of tasks that wait for a single descriptor in poll() or select(). `note`:
+    `ProgramMaps.set_polled`, which passes rows of `struct offcpu_last` and the descriptor of each to the BPF program.
+    `again`: runs the iterator over tasks once more, which then finds the objects. `unread`: counts unread tasks."""
     names = syscall_names(platform.machine())
     calls = [number for number, name in names.items() if name in (*_POLLS, *_SELECTS)]
     is_64_bit = registers_of(last.tasks)["ip"] != 0
@@ -184,10 +185,10 @@ def with_polled(
         is_select = names[int(task["syscall"])] in _SELECTS
         return only_descriptor(int(task["tid"]), arguments_of(task), is_select)
 
-    polled = {row: fd for row, fd in of_each(last.tasks, rows.tolist(), read, unread).items() if fd >= 0}
+    polled = {row: fd for row, fd in read_by_row(last.tasks, rows.tolist(), read, unread).items() if fd >= 0}
     if not polled:
         return last
-    tell(last.tasks[list(polled)], list(polled.values()))
+    note(last.tasks[list(polled)], list(polled.values()))
     later = again()
     still = last.stand_still(later)
     later_row = {int(tid): row for row, tid in enumerate(later.tasks["tid"].tolist())}
@@ -199,7 +200,7 @@ def with_polled(
 
 
 def only_descriptor(tid: int, arguments: Sequence[int], is_select: bool) -> int:
-    """Return the only descriptor that a thread's poll() (`is_select`: select()) waits for; -1 for several, or none."""
+    """Return the only descriptor for which poll() or select() with `arguments` waits; -1 for several or none."""
     if not is_select:
         entry = read_memory(tid, arguments[0], _POLLFD.size) if arguments[1] == 1 else b""
         return int(_POLLFD.unpack(entry)[0]) if entry else -1

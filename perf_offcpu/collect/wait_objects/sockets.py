@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the sockets of a process's network namespace (proc_pid_net(5)); name an epoll instance by what it watches."""
+"""Read the sockets of a process's network namespace (proc_pid_net(5)); name an epoll instance by its files."""
 
 import contextlib
 import itertools
@@ -28,7 +28,7 @@ _MOST_NAMED: Final = 3
 
 
 class Socket(NamedTuple):
-    """A socket as /proc/PID/net shows it: its printable name, whether it is a client's, whether it listens."""
+    """A socket as /proc/PID/net shows it: printable name, True if this end is the client, True if it listens."""
 
     name: bytes  # tcp 10.0.0.7:5432, tcp listen 0.0.0.0:80, unix /run/x.sock; b"" without an address
     is_outward: bool  # a client's: it has no path of its own, or no socket listens on its local port
@@ -36,8 +36,8 @@ class Socket(NamedTuple):
 
 
 def listening_ports(pid: int) -> frozenset[int]:
-    """Return the TCP ports at which sockets of a process's network namespace listen; empty if the process is gone. The
-    tables begin with the listening sockets; only these are read."""
+    """Return the TCP ports at which sockets of a process's network namespace listen; empty if the process has ended.
+    Tables in /proc begin with the listening sockets; only these are read."""
     ports: set[int] = set()
     for table in ("tcp", "tcp6"):
         # direct: a file of /proc
@@ -51,15 +51,15 @@ def listening_ports(pid: int) -> frozenset[int]:
 
 
 class ListeningPorts:
-    """Look up and remember the listening ports of network namespaces: where tables of connections are large, the kernel
-    takes milliseconds to read even their begin. `valid_s`: time after which a namespace is looked up again."""
+    """Read and remember the listening ports of network namespaces: with many connections, the kernel takes milliseconds
+    for even the begin of its tables. `valid_s`: time after which the ports of a namespace are read again."""
 
     def __init__(self, valid_s: float) -> None:
         self._valid_s = valid_s
         self._known: dict[int, tuple[float, frozenset[int]]] = {}
 
     def of(self, pid: int) -> frozenset[int]:
-        """Return the listening TCP ports of the network namespace of a process; empty if the process is gone."""
+        """Return the listening TCP ports of a process's network namespace; empty if the process has ended."""
         try:
             namespace = os.stat(f"/proc/{pid}/ns/net").st_ino
         except OSError:
@@ -83,7 +83,7 @@ def socket_inode(pid: int, fd: int) -> bytes:
 
 
 def sockets_of(pid: int, inodes: frozenset[bytes]) -> dict[bytes, Socket]:
-    """Return inode (decimal text) → socket, for sockets in the network namespace of a process, of these `inodes`."""
+    """Return inode → socket for the sockets with these `inodes` (decimal text) in a process's network namespace."""
     sockets: dict[bytes, Socket] = {}
     for line in _lines(pid, "unix"):
         words = line.split(None, _UNIX_PATH)
@@ -118,7 +118,7 @@ def _lines(pid: int, table: str) -> list[bytes]:
 
 
 def _address(text: str) -> bytes:
-    """Return the text that `endpoint` makes of a hexadecimal address in /proc/PID/net; b"" for port 0: no socket's."""
+    """Convert an address of /proc/PID/net, ADDRESS:PORT in hexadecimal, to the form of `endpoint`; b"" for port 0."""
     address, _, port = text.partition(":")
     words = [bytes.fromhex(address[offset : offset + 8])[::-1] for offset in range(0, len(address), 8)]
     family = socket.AF_INET if len(words) == 1 else socket.AF_INET6
@@ -127,15 +127,15 @@ def _address(text: str) -> bytes:
 
 
 def watched_by(pid: int, fd: int) -> bytes:
-    """Return a name for an epoll instance, by the files that it watches; b"" if it watches none or is gone.
+    """Return a name for the epoll instance `fd` by the files that it watches; b"" if it watches none or is closed.
 
     [eventpoll] of unix /run/x.sock                                   one socket, next to eventfds and pipes
     [eventpoll] of tcp 10.0.0.7:5432, tcp listen 0.0.0.0:80 and 4 more   several
     [eventpoll] of 5 descriptors                                      none with a name
 
-    A server's backend watches its client next to eventfds and pipes of its own, so that one socket among several
-    descriptors is what it waits for. Of several sockets, connections of clients are only counted. A wait that a ready
-    descriptor ended has that descriptor as its object: this name is for all other waits for the instance."""
+    If one socket is among several descriptors, it names the instance: a server's backend watches its client next to
+    eventfds and pipes of its own. Of several sockets, connections accepted from clients are counted only. A wait that a
+    ready descriptor ended has that descriptor as its object: this name is for all other waits for the instance."""
     text = read_kernel_if_any(f"/proc/{pid}/fdinfo/{fd}", _MOST_BYTES)
     numbers = [int(number) for number in _WATCHED.findall(text)]
     if not numbers:

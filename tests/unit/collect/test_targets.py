@@ -45,7 +45,10 @@ def test_kinds() -> None:
 
 @pytest.mark.parametrize(("texts", "kind", "sentence"), [
     *(({"system": True, other: "1"}, UsageError, ".*choose one") for other in ("pids", "tids")),
-    *(({"pids": text}, UsageError, "-p ") for text in ("x", "1,x", "-1", "0", ",", "1.5", "+", "1++", "9" * 5000)),
+    *(
+        ({"pids": text}, UsageError, re.escape(f"-p {text}: not a list of ids"))
+        for text in ("x", "1,x", "-1", "0", ",", "1.5", "+", "1++", "9" * 5000)
+    ),
     *((texts, UsageError, "") for texts in ({"cpus": "0-"}, {"cpus": "x"}, {"users": "root,"}, {"comms": ",a"})),
     ({"comms": "a,1234567890123456"}, UsageError, "--comm 1234567890123456: .* 15 bytes .*: use 123456789012345$"),
     ({"users": "no such user"}, TargetError, "-u no such user: there is no such user"),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Facts about the running kernel with which the BPF program is compiled. Kernel differences are looked up, not derived
-from version numbers: the kernel's BTF has a member, a tracepoint or a helper, or not. What the program cannot do
-without raises a `CapabilityError`; for other features it gets a constant that turns them off."""
+from version numbers: the kernel's BTF has a member, a tracepoint or a helper, or not. If it lacks a necessary one, a
+`CapabilityError` is raised; other features are turned off by a constant."""
 
 import dataclasses
 import hashlib
@@ -49,16 +49,16 @@ _OPTIONAL = {"sched_exit_tp"}
 
 @dataclass(frozen=True, slots=True)
 class KernelFacts:
-    """Hold the facts about the running kernel that the BPF program depends on; they are the same at each boot."""
+    """Facts about the running kernel on which the BPF program depends; they are the same at each boot."""
 
     tracepoints: Mapping[str, Tracepoint]  # tracepoints of this kernel that the program can use, by name
     defines: Defines  # preprocessor constants
     code: Mapping[str, Sequence[int]]
-    """Enumerator of `enum offcpu_late` (bpf/off_cpu.h) → (offset from `_text`, size), in bytes, of the code that it
-    names. Empty if addresses are hidden."""
+    """Enumerator of `enum offcpu_late` (bpf/off_cpu.h) → (offset from `_text`, size) in bytes of this code in the
+    kernel. Empty if addresses are hidden."""
     task_iterator: int | None = None
     """BTF id of the function that identifies iterators over tasks; None before Linux 5.8."""
-    switch_end: str = ""  # the function that a task runs first when it comes to a CPU, for a kprobe; "" if not known
+    switch_end: str = ""  # the function that a task runs first when it comes to a CPU, for a kprobe; "" if unknown
 
     @property
     def has_exit_tp(self) -> bool:
@@ -67,7 +67,7 @@ class KernelFacts:
 
 
 def explore(btf: Btf) -> KernelFacts:
-    """Look up all facts in BTF and symbols. Raises CapabilityError: the kernel is too old; FormatError: damaged BTF."""
+    """Look up the facts in BTF and kallsyms. Raises CapabilityError: old kernel; FormatError: the BTF is damaged."""
     tracepoints = {name: point for name in _TRACEPOINTS if (point := btf.tracepoint(name))}
     missing = [name for name in _TRACEPOINTS if name not in tracepoints and name not in _OPTIONAL]
     if missing or not btf.member("task_struct", "bpf_storage"):
@@ -87,7 +87,7 @@ def explore(btf: Btf) -> KernelFacts:
 
 
 def setting_defines() -> Defines:
-    """Return the preprocessor constants that may differ from boot to boot: frame limit (sysctl), and may_goto."""
+    """Return the preprocessor constants that may differ by boot: frame limit (sysctl), may_goto, code mask."""
     limit = int(read_kernel_if_any("/proc/sys/kernel/perf_event_max_stack") or MAX_FRAMES)
     return {
         "OFFCPU_FRAME_LIMIT": min(MAX_FRAMES, limit),
@@ -97,8 +97,8 @@ def setting_defines() -> Defines:
 
 
 def _code_mask() -> int:
-    """Return the bits of a return address that are no signature: as many as this process's highest mapping needs, whose
-    stack is near the end of the address space. (Code mapped higher, by a hint beyond 48 bits, is not found.)"""
+    """Return the mask of the bits of a return address that are no signature (arm64): as many as the highest mapping of
+    this process needs, whose stack is near the end of the address space. Code mapped beyond 48 bits is not found."""
     row = MACHINES.get(platform.machine())
     if row is None or row.registers.code_bits == 64:
         return 2**64 - 1
@@ -107,7 +107,7 @@ def _code_mask() -> int:
 
 
 def _registers(btf: Btf) -> Defines:
-    """Return the constants for saved user registers (offsets in struct pt_regs, and which of them can be used)."""
+    """Return the preprocessor constants for saved user registers: offsets in struct pt_regs, and what can be read."""
     row = MACHINES.get(platform.machine())
     offsets = members.machine_offsets(btf, _REGISTERS)
     register = btf.member(*members.machine_members()["REGS_SYSCALL"].split(".", 1)) if row else None
@@ -127,7 +127,7 @@ def _registers(btf: Btf) -> Defines:
 
 
 def _read_only_cast(btf: Btf) -> Defines:
-    """Return the constants that cast addresses, none before Linux 6.2 (a35b9af4ec2c)."""
+    """Return the preprocessor constants for bpf_rdonly_cast(): BTF ids; {} before Linux 6.2 (a35b9af4ec2c)."""
     cast, word = btf.type_id(Kind.FUNC, "bpf_rdonly_cast"), btf.type_id(Kind.STRUCT, "refcount_struct")
     task = btf.type_id(Kind.STRUCT, "task_struct")
     if cast is None or word is None or task is None:
@@ -136,14 +136,14 @@ def _read_only_cast(btf: Btf) -> Defines:
 
 
 _INTERRUPT_MASK = {False: 0x00FF0100, True: 0x1F000100}
-"""Bits of the preempt count that say that an NMI, hard interrupt or softirq is served. True: of the newer layout, with
-a field for locks that disable interrupts between softirqs and hard interrupts (7.3, not 6.18; linux/preempt.h)."""
+"""Bits of the preempt count that are set while an NMI, hard interrupt or softirq is served. True: of the newer layout,
+with a field for locks that disable interrupts between softirqs and hard interrupts (7.3, not 6.18; linux/preempt.h)."""
 
 
 def _preempt_count(btf: Btf) -> Defines:
-    """Return the constants that locate the preempt count, which shows interrupts (OFFCPU_PREEMPT_COUNT 0: not found, no
-    interrupt is noticed), and x86's stack of interrupts. arm64 keeps the count in the task. x86 has a per-CPU variable,
-    from 6.2 to 6.13 a member of `pcpu_hot`; BPF finds it from the run queue of a task's CPU, which is per CPU, too."""
+    """Return the preprocessor constants that locate the preempt count, which shows interrupts (OFFCPU_PREEMPT_COUNT 0:
+    not found, no interrupt is noticed), and x86's stack of interrupts. arm64 keeps the count in the task. x86 has a
+    per-CPU variable, from 6.2 to 6.13 a member of `pcpu_hot`; BPF finds it from the CPU's run queue."""
     newer = btf.type_id(Kind.VAR, "local_interrupt_disable_state") is not None
     common: Defines = {
         "OFFCPU_PREEMPT_COUNT_OF_TASK": 1,
@@ -166,7 +166,8 @@ def _preempt_count(btf: Btf) -> Defines:
 
 
 def _distance(btf: Btf, member: str, variable: str) -> str | None:
-    """Return, as C text, the bytes from the run queue to `member` of `pcpu_hot`, else to `variable`, or None."""
+    """Return, as a C constant, the bytes from a CPU's run queue to `member` of its `pcpu_hot`, or, if there is none, to
+    the per-CPU `variable`; None if neither is found."""
     hot, of_hot = btf.per_cpu_offset("pcpu_hot"), btf.member("pcpu_hot", member)
     offset = hot + of_hot.offset if hot is not None and of_hot else btf.per_cpu_offset(variable)
     neighbour = btf.per_cpu_offset("runqueues")
@@ -179,7 +180,7 @@ _SCHEDULER = re.compile(rb"_*(io_|preempt_)?schedule(_|$)|_*wait_for_|_*wait_on_
 
 
 def _code(symbols: bytes) -> dict[str, Sequence[int]]:
-    """Return `KernelFacts.code`: name → (offset, size), bytes. `symbols`: text of /proc/kallsyms."""
+    """Return `KernelFacts.code`. `symbols`: text of /proc/kallsyms."""
     text = symbol_address(symbols, b"_text")
     if not text:
         return {}
@@ -197,8 +198,8 @@ def _code(symbols: bytes) -> dict[str, Sequence[int]]:
 
 
 def _lock_text(symbols: bytes, begin: int, end: int) -> tuple[int, int]:
-    """Return (address, size in bytes) of the code of locks within the `__sched` code, which lies from `begin` to `end`;
-    size 0 if mixed with other code. Locks have files of their own (kernel/locking), which the linker keeps together."""
+    """Return (address, size in bytes) of the code of locks in the kernel's `__sched` code, from `begin` to `end`;
+    size 0 if mixed with other code. The linker keeps kernel/locking together. `symbols`: text of /proc/kallsyms."""
     lines = (line.split() for line in symbols.splitlines())
     places = sorted((int(words[0], 16), words[2]) for words in lines if len(words) == 3)
     code = [(address, name) for address, name in places if begin <= address < end and not name.startswith(b"__pfx_")]
@@ -210,7 +211,7 @@ def _lock_text(symbols: bytes, begin: int, end: int) -> tuple[int, int]:
 
 
 def _function(symbols: bytes, name: bytes) -> tuple[int, int]:
-    """Return address and size in bytes of a kernel function; size 0 if /proc/kallsyms does not list it."""
+    """Return (address, size in bytes) of a kernel function; size 0 if unknown. `symbols`: text of /proc/kallsyms."""
     line = symbols.find(b" " + name + b"\n")
     start = symbol_address(symbols, name)
     following = symbols[line + 1 : line + 4096].split(b"\n", 2)[1] if line >= 0 else b""
@@ -219,7 +220,7 @@ def _function(symbols: bytes, name: bytes) -> tuple[int, int]:
 
 
 def kernel_identity() -> tuple[object, ...]:
-    """Return values that identify the running kernel (release, version, machine, build-id), the same at each boot."""
+    """Return values that identify the running kernel (release, version, build-id, …), the same at each boot."""
     system = os.uname()
     # Not all notes: before Linux 6.9 they have addresses (aaa8736370db), which differ at each boot.
     return (system.release, system.version, system.machine, sys.byteorder, sys.maxsize, kernel_build_id())
@@ -256,7 +257,7 @@ def _read(files: DiskCache, name: str) -> KernelFacts | None:
         return None
 
 
-# Smallest BPF programs, loaded to learn what this kernel and this process can do
+# Smallest BPF programs, loaded to test the abilities of this kernel and this process
 
 _RETURN_0 = bytes.fromhex("b700000000000000 9500000000000000")  # r0 = 0; exit
 _MAY_GOTO = (
@@ -276,8 +277,9 @@ def check_privileges() -> None:
 
 
 def has_may_goto() -> bool:
-    """Return whether programs may have the instruction may_goto (011832b97b31, Linux 6.9; bpf/loops.h). It takes up to
-    16 bytes of stack beyond the program's own, which the interpreter may lack if it has 512 bytes, as this one has."""
+    """Return True if programs may have the instruction may_goto (011832b97b31, Linux 6.9; bpf/loops.h). It takes up to
+    16 bytes of stack beyond the program's own, which the kernel's BPF interpreter may lack; so the program tried here
+    has the largest own stack, 512 bytes."""
     if sys.byteorder != "little":  # bpf/loops.h has the bytes in this order
         return False
     try:
@@ -288,8 +290,8 @@ def has_may_goto() -> bool:
 
 
 def pid_namespace_level(defines: Mapping[str, int | str]) -> int:
-    """Return the number of pid namespaces above that of this process, read by a BPF program that runs in its context.
-    `defines`: offsets from `members.task_members`. Raises CapabilityError: the kernel refuses the program."""
+    """Return the number of pid namespaces above the one of this process, read by a BPF program that runs in its
+    context. `defines`: offsets from `members.task_members`. Raises CapabilityError: the kernel refuses the program."""
     task_pid, level = (int(defines[name]) for name in ("TASK_THREAD_PID", "PID_LEVEL"))
     code = (
         bytes.fromhex("85000000 9e000000")  # r0 = bpf_get_current_task_btf()

@@ -20,20 +20,20 @@ _TABLES = dict(read_table(__file__))
 
 
 def task_members(btf: Btf) -> Defines:
-    """Return constant → offset for the members of tasks, and a C type for TASK_ON_CPU_TYPE; 0 for a missing member, or
-    all members of a feature that needs them together. Raises CapabilityError: one is missing."""
+    """Return constant → offset for the members of tasks; 0 for an optional member that is missing, and for all members
+    of a feature that lacks one. TASK_ON_CPU_TYPE is a C type. Raises CapabilityError: a necessary member is missing."""
     features = _features(btf, "cgroup-id", "kernel-figures", "run-queue", "callers")
     return {**_needed(btf), **features, **offsets(btf, _TABLES["throttling"] | _TABLES["properties"])}
 
 
 def offsets(btf: Btf, members: Mapping[str, str]) -> Defines:
-    """Return constant → offset. `members`: constant → "struct.member"; the offset is 0 if the kernel lacks it."""
+    """Return constant → offset of its member, 0 if the kernel lacks it. `members`: constant → "struct.member"."""
     member_of = {name: btf.member(*path.split(".", 1)) for name, path in members.items()}
     return {name: member.offset if member else 0 for name, member in member_of.items()}
 
 
 def all_offsets(btf: Btf, members: Mapping[str, str]) -> Defines:
-    """Return constant → offset as `offsets` does; 0 for all if any member is missing: they are of use only together."""
+    """Return constant → offset of its member, or 0 for all if the kernel lacks any. `members`: as for `offsets`."""
     is_complete = all(btf.member(*path.split(".", 1)) for path in members.values())
     return offsets(btf, members) if is_complete else dict.fromkeys(members, 0)
 
@@ -43,13 +43,13 @@ def _features(btf: Btf, *names: str) -> Defines:
 
 
 def machine_members() -> dict[str, str]:
-    """Return constant → "struct.member" of constants that depend on the architecture; {} if it is not supported."""
+    """Return constant → "struct.member" (or "struct.member+BYTES") for this architecture; {} if it is not supported."""
     return _TABLES.get(platform.machine(), {})
 
 
 def machine_offsets(btf: Btf, names: Sequence[str]) -> Defines | None:
-    """Return constant → offset for constants whose member depends on the architecture; 0 if this architecture has no
-    such member. None if this architecture is not supported, or the kernel's BTF lacks a member."""
+    """Return constant → offset for `names`, whose members depend on the architecture; 0 if this architecture has no
+    such member. Return None if the architecture is not supported, or the kernel's BTF lacks a member."""
     places: Defines = dict.fromkeys(names, 0)
     members = machine_members()
     for name in members.keys() & set(names):
@@ -75,7 +75,7 @@ def _needed(btf: Btf) -> Defines:
 
 
 def controller_offset(btf: Btf, controller: str) -> int | None:
-    """Return the offset in `struct css_set` of the pointer to a v1 controller's state (css) of the group; None if the
+    """Return the offset in `struct css_set` of the pointer to the css (group's state) of a v1 controller; None if the
     kernel has no such controller. `controller`: name, such as "cpu"."""
     number = btf.enumerator("cgroup_subsys_id", f"{controller}_cgrp_id")
     pointers = btf.member("css_set", "subsys")
@@ -86,11 +86,11 @@ _COARSE_CLOCK = 6  # CLOCK_MONOTONIC_COARSE: its resolution is a tick of the ker
 _HEAD_BYTES = 96  # HEAD_BYTES in bpf/descriptors.h: the first bytes of an inode, socket or item of epoll, read at once
 _IN_HEAD = {"INODE_MODE", "INODE_INO", "INODE_SB", "SOCK_FAMILY", "SOCK_NUM", "SOCK_DPORT", *_TABLES["ipv6"]}
 _ARGUMENTS = ("TASK_STATUS", "TASK_KERNEL_SP", *(f"REGS_ARG_{number}" for number in range(4)))
-"""Arguments of a system call in saved registers, members that show a 32-bit program, and the saved stack pointer."""
+"""Constants for saved arguments of a system call, the mark of a 32-bit program, and the saved stack pointer."""
 
 
 def object_members(btf: Btf) -> Defines:
-    """Return constant → offset (or size) for finding the object of a wait; all 0 if an indispensable one is missing."""
+    """Return constant → offset (or size) of members that lead to a wait's object; all 0 if a needed one is missing."""
     files, protocol = _features(btf, "objects"), btf.member("sock", "sk_protocol")
     arguments = machine_offsets(btf, _ARGUMENTS) or dict.fromkeys(_ARGUMENTS, 0)
     epoll = _features(btf, "epoll")
@@ -106,7 +106,7 @@ def object_members(btf: Btf) -> Defines:
 
 
 def _kernel_locks(btf: Btf) -> Defines:
-    """Return constant → offset for identifying a kernel lock; TASK_BLOCKER is 0 if tasks do not note their lock."""
+    """Return constant → offset of members that identify a kernel lock; TASK_BLOCKER is 0 if tasks do not note locks."""
     mapping, lock = btf.member("inode", "i_data"), btf.member("address_space", "invalidate_lock")
     invalidate = {"INODE_INVALIDATE_LOCK": mapping.offset + lock.offset if mapping and lock else 0}
     owner = offsets(btf, {"RW_SEMAPHORE_OWNER": "rw_semaphore.owner"})
@@ -115,8 +115,9 @@ def _kernel_locks(btf: Btf) -> Defines:
 
 
 def _tcp(btf: Btf) -> Defines:
-    """Return constant → offset for the facts about a TCP connection; TCP_SRTT is 0 if the kernel lacks any.
-    TCP_CHRONO_TYPE: the byte in which chrono_type (older kernels: two bits) begins; 0 if not at its first bit."""
+    """Return constant → offset of the members with facts about a TCP connection; TCP_SRTT is 0 if the kernel lacks any.
+    TCP_CHRONO_TYPE: byte at whose first bit chrono_type (two bits in older kernels) begins; 0 if it begins elsewhere.
+    TCP_TICK_US: length of a tick of the kernel, us."""
     first = btf.member("tcp_sock", "rtt_min"), btf.member("minmax_sample", "v")
     defines = _features(btf, "tcp") if all(first) else dict.fromkeys(_TABLES["tcp"], 0)
     try:

@@ -76,7 +76,7 @@ def scan(known: KnownTasks | None) -> bytes:
     known.begin()
     reader = ProcessReader(MappedBuildIds(), True, known.has, lambda device: None)
     described = Description(*reader.read(os.getpid(), mapped=True))
-    return b"".join(known.whole(Part(*one)).records or b"" for one in described.parts)
+    return b"".join(known.complete(Part(*one)).records or b"" for one in described.parts)
 
 
 def rename(name: bytes) -> None:
@@ -113,7 +113,7 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         key = "threads", number
         if is_new := not known.has(key, b"same"):
             made.append(number)
-        return known.whole(Part(key, b"same", bytes(4) if is_new else None, {})).records
+        return known.complete(Part(key, b"same", bytes(4) if is_new else None, {})).records
 
     for _ in range(2):
         known.begin()
