@@ -100,7 +100,7 @@ class Objects(Table):
     local: U32 = column("u4", "string: address of this end of a connection: 10.0.0.7:80", domain="strings")
     remote: U32 = column("u4", "string: address of its other end", domain="strings")
     shared: Bool = column("?", "of a futex: in memory that processes share")
-    connected: Bool = column("?", "a pipe, or a socket that has another end")
+    connected: Bool = column("?", "a pipe, a socket that has another end, or one of UDP that waits for answers")
     inward: Bool = column("?", "the other end is a client, or in the same process, or not known")
     facts: U16 = column("u2", "ObjectFact: of a futex or semaphore")
     pid: I32 = column("i4", "of a futex: tgid of the process it is in", sentinel=-1, domain="task")

@@ -17,7 +17,7 @@ stack's evidence with system call, state and flags; samples look up the result. 
     a wrapper at the leaf of the user stack   if the system call is not known
     else                                      other
 
-A sum with the class other or poll gets the class of similar single waits (`like_single_waits`).
+A sum with the class other, network or poll gets the class of similar single waits (`like_single_waits`).
 A rule of the program (`program_rules`) may give the wait another class, or say that it is for work.
 
 A wait is *for work* if another thread, or the outside, ends it with the next piece of work: poll() and similar calls,
@@ -161,6 +161,8 @@ class _Judge:
             return work_of_lock(facts, Means(evidence.means) if evidence.means >= 0 else None)
         in_kernel = evidence.work_in_kernel == 1
         if wait_class in (WaitClass.NETWORK, WaitClass.PIPE):
+            if wait_class == WaitClass.NETWORK and thing & (_INWARD | _CONNECTED) == _INWARD and thing >= 0:
+                return "" if syscall.startswith("send") else "the next datagram of a client"
             return "the next connection" if in_kernel or syscall in rules.WORK_SYSCALLS else ""
         is_job = evidence.work_in_kernel < 0 and wait_class == WaitClass.OTHER and state == "I"
         is_signal = syscall in rules.WORK_SYSCALLS or (syscall in _POLLS and wait_class == WaitClass.OTHER)
@@ -186,13 +188,13 @@ class _Judge:
         return WaitClass.DISK if on_file and state == "D" else WaitClass.OTHER
 
 
-_UNCERTAIN = (WaitClass.OTHER, WaitClass.LOCK, WaitClass.POLL)
+_UNCERTAIN = (WaitClass.OTHER, WaitClass.LOCK, WaitClass.NETWORK, WaitClass.POLL)
 _ANYWHERE = (WaitClass.RUNQUEUE, WaitClass.THROTTLED, WaitClass.STOPPED)
 
 
 def like_single_waits(profile: Profile, wait_class: U8, purpose: I32, undecided: Bool) -> tuple[U8, I32]:
-    """Return class and purpose of each sample. A sum of class OTHER or POLL takes the most frequent pair of both among
-    single waits with its pid, system call and innermost user frame; a sum of class LOCK only a pair of LOCK or CHILD.
+    """Return class and purpose of each sample. A sum of class OTHER, NETWORK or POLL takes the most frequent pair of
+    both among single waits with its pid, system call and innermost user frame; of class LOCK only of LOCK or CHILD.
     `wait_class`, `purpose`: before this. `undecided`: bool[samples], True where no rule of a program decided."""
     samples = profile.samples
     is_wait, is_sum = profile.is_offcpu(), samples.has(SUM_FLAGS)

@@ -47,6 +47,7 @@ _SLEEPS = "nanosleep clock_nanosleep clock_nanosleep_time64"
 _EPHEMERAL = 32768  # first port that Linux gives to clients by itself (net.ipv4.ip_local_port_range)
 _ENDS = {"read end": "from", "write end": "to"}  # end where a pipe's first process waited → word for the other end
 _PORT = re.compile(r"(.*):(\d{1,5})")
+_ANY = ("0.0.0.0:", "[::]:")
 _ACCEPTED = "accepted"
 _MORE = re.compile(r" and \d+ more$|(?<=^\[pidfd\]) of \d+$")
 
@@ -172,6 +173,8 @@ class _Namer:
             return True
         if thing.protocol == "unix":
             return not (thing.name or thing.remote or thing.local) and thing.peer_pid in (thing.pid, -1)
+        if _is_unconnected_udp(thing):
+            return _port_of(thing.local) < _EPHEMERAL
         return _is_of_client(plain(thing.local), plain(thing.remote))
 
     def _pipe(self, row: int, pid: int) -> _Named:
@@ -209,8 +212,19 @@ class _Namer:
 
 def _is_connected(object_row: ObjectRow) -> bool:
     if object_row.kind == ObjectKind.SOCKET:
-        return bool(object_row.remote or object_row.peer_inode or object_row.peer_pid > 0)
+        asks = _is_unconnected_udp(object_row) and object_row.local.startswith(_ANY)  # bound by its first sendto()
+        answered = asks and _port_of(object_row.local) >= _EPHEMERAL
+        return bool(object_row.remote or object_row.peer_inode or object_row.peer_pid > 0 or answered)
     return object_row.kind == ObjectKind.PIPE
+
+
+def _is_unconnected_udp(object_row: ObjectRow) -> bool:
+    return object_row.protocol == "udp" and bool(object_row.local) and not object_row.remote
+
+
+def _port_of(address: str) -> int:
+    match = _PORT.fullmatch(address)
+    return int(match[2]) if match else 0
 
 
 def _addresses(object_row: ObjectRow) -> tuple[str, str]:

@@ -170,6 +170,14 @@ def test_poll_of_one_descriptor(path: tuple[str | Code, ...]) -> None:
         assert judged(POLL, K.ANONYMOUS, name=f"[{name}", path=path) == result
 
 
+def test_a_server_of_udp_waits_for_work() -> None:
+    receive, send = (syscall_number(name, "x86_64") for name in ("recvfrom", "sendto"))
+    assert judged(receive, K.SOCKET, protocol="udp", inward=True) == ("network", True)
+    assert judged(receive, K.SOCKET, protocol="udp") == ("network", False)
+    assert judged(send, K.SOCKET, protocol="udp", inward=True) == ("network", False)
+    assert judged(receive, K.SOCKET, protocol="tcp", inward=True, connected=True) == ("network", False)
+
+
 @pytest.mark.parametrize("path", [("main", kernel("do_epoll_wait"), kernel("ep_poll")), ("main",)])
 def test_what_ended_a_wait_in_epoll(path: tuple[str | Code, ...]) -> None:
     """An answer is waited for; a client's request, a new connection, a timer or another thread is work."""
@@ -205,6 +213,8 @@ def test_a_sum_is_as_the_single_waits_of_its_process_there() -> None:
     single = (10, READ, [*USER, kernel("ksys_read"), kernel("schedule")], SINGLE)
     assert sums(single, (10, READ, USER, SUM)) == ["pipe", "pipe"]
     assert sums((10, READ, USER, SUM), (10, READ, USER, SINGLE)) == ["pipe", "pipe"], "in any order"
+    receive = syscall_number("recvfrom", "x86_64")
+    assert sums((10, receive, USER, SUM), (10, receive, USER, SINGLE)) == ["pipe", "pipe"], "a Unix socket"
 
 
 @pytest.mark.parametrize("other", [

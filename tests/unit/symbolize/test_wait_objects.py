@@ -199,6 +199,11 @@ def test_whose_events_are_work_that_comes_in(kind: str, fields: str, inward: str
     assert profile_of(tmp_path, *one_wait(K[kind], fields_of(fields))).objects.inward.tolist()[0] is bool(inward)
 
 
+@pytest.mark.parametrize(("fields", "answers"), examples("unit/symbolize/objects.txt", "answering"))
+def test_which_sockets_wait_for_answers(fields: str, answers: str, tmp_path: Path) -> None:
+    assert profile_of(tmp_path, *one_wait(K.SOCKET, fields_of(fields))).objects.connected.tolist()[0] is bool(answers)
+
+
 ENDED = {"pid": 10, "waker_pid": 10}
 
 
