@@ -268,6 +268,7 @@ _CONDITION = {
 }
 _SEMAPHORE = {0: "a semaphore that nobody posted", ObjectFact.BY_OTHERS: "a semaphore that only other threads post"}
 """Source of work by ObjectFact of the threads that ended waits (0: no thread did); _CONDITION has the same form."""
+UNENDED = frozenset((_CONDITION[0], _SEMAPHORE[0]))
 _CONNECTED, _INWARD, _OF_SEVERAL = 1 << 8, 1 << 9, 1 << 10
 _OF_KIND = {
     ObjectKind.FILE: WaitClass.DISK,

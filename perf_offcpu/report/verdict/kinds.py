@@ -13,12 +13,12 @@ from typing import Final
 
 import numpy as np
 
-from perf_offcpu.analysis.classes.classify import Waits, of_idle_threads
+from perf_offcpu.analysis.classes.classify import UNENDED, Waits, of_idle_threads
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.selection.select import thread_ids
 from perf_offcpu.model.columns import I64, Bool, group, is_one_of, sum_by
 from perf_offcpu.model.lookup import rows_at
-from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.profile import ObjectFact, Profile
 from perf_offcpu.model.recording import Meta, SampleFlag
 from perf_offcpu.report.verdict.causes import Kind
 
@@ -61,12 +61,22 @@ def kinds_of(profile: Profile, chosen: Bool, subject: Profile, waits: Waits) -> 
 
 
 def _pauses(profile: Profile, subject: Profile, waits: Waits) -> Bool:
-    """Return bool[waits]: True for waits of a main thread for something that no thread did before their time was over
-    (`Event.wait(0.5)` between two attempts): sleeps, unless the thread does nothing else. Timers have other threads."""
+    """Return bool[waits]: True for waits for something that no thread did before their time was over (`Event.wait(0.5)`
+    between two attempts): sleeps of a main thread, or of one that others awaited for half of them (Thread.join), unless
+    the thread does nothing else. Timers have threads that nobody awaits."""
     samples, rules = subject.samples, [*(rule.unended_for_work for rule in waits.rules), False]
-    is_over = (samples.tid == samples.pid) & ~samples.has(SampleFlag.STILL_BLOCKED)
-    pauses: Bool = waits.for_work & np.array(rules)[waits.rule] & is_over
-    return pauses & ~_of_passive_threads(profile, subject, waits.for_work) if pauses.any() else pauses
+    of_one = np.append(subject.objects.facts, np.uint16(0))[samples.object] & ObjectFact.SEVERAL == 0
+    unended = np.array(rules)[waits.rule] | np.array([purpose in UNENDED for purpose in waits.purposes])[waits.purpose]
+    pauses: Bool = waits.for_work & unended & of_one & ~samples.has(SampleFlag.STILL_BLOCKED)
+    if not pauses.any():
+        return pauses
+    ended = (samples.waker_tid != samples.tid) & ~samples.has(SampleFlag.WAKER_INTERRUPT | SampleFlag.STILL_BLOCKED)
+    first, thread_of = group(np.append(samples.tid, np.where(ended, samples.waker_tid, np.int32(-1))))
+    paused, awaited = np.split(thread_of, 2)
+    paused_ns = sum_by(np.where(pauses, paused, -1), samples.period, len(first))
+    awaited_ns = sum_by(np.where(ended, awaited, -1), samples.period, len(first))
+    pauses &= (samples.tid == samples.pid) | (2 * awaited_ns >= paused_ns)[paused]
+    return pauses & ~_of_passive_threads(profile, subject, waits.for_work)
 
 
 def _broken_off(subject: Profile, waits: Waits) -> Bool:

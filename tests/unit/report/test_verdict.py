@@ -137,13 +137,21 @@ def test_waits_that_the_exit_of_the_process_broke_off_do_not_count(waker: int, e
     assert verdict_of(builder).causes[0].wait_class == first
 
 
-@pytest.mark.parametrize(("tid", "works", "first"), [(1, True, "lock"), (1, False, "disk"), (2, True, "disk")])
-def test_a_main_thread_that_waits_for_its_own_event_pauses(tid: int, works: bool, first: str) -> None:
+@pytest.mark.parametrize(("tid", "works", "awaited", "first"), [
+    (1, True, 0, "lock"), (1, False, 0, "disk"), (2, True, 0, "disk"), (2, True, 900, "lock"), (2, True, 600, "disk"),
+    (2, False, 900, "disk"),
+])  # fmt: skip
+def test_a_main_or_awaited_thread_that_waits_for_its_own_event_pauses(
+    tid: int, works: bool, awaited: int, first: str
+) -> None:
     builder, event = ProfileBuilder(meta={"arch": "x86_64"}), ["Event.wait (threading.py)", "sem_clockwait", *FUTEX]
     own = builder.thing("semaphore")
     for _ in range(3):
         builder.sample("app", event, 500 * MS, tid=tid, pid=1, state=1, object=own)
     builder.sample("app", ["main", kernel("ext4_sync_file")], 40 * MS, tid=tid if works else 3, pid=1, state=2)
+    if awaited:
+        join = ["Thread.join (threading.py)", "sem_wait", *FUTEX]
+        builder.sample("app", join, awaited * MS, tid=1, pid=1, state=1, waker_tid=tid, waker_pid=1)
     assert verdict_of(builder).causes[0].wait_class == first
 
 
