@@ -5,8 +5,8 @@ Nor do waits for the next piece of work (also for what had not come when another
 of another recorded thread or process, and for the output of a recorded child: they last as long as the work, thread or
 child, whose time counts itself. Nor do naps: sleeps of a thread that does nothing else while other threads work, and
 for which other threads hardly wait; but not of a thread that begins and ends in less than half of the recording, since
-it may serve a single request. In a recording of the whole machine, threads that hardly did anything but sleep or wait
-for data are idle, too."""
+it may serve a single request. Timers of a server that has nothing to do are idle, too; in a recording of the whole
+machine, all threads that hardly did anything but sleep or wait for data."""
 
 import re
 from typing import Final
@@ -31,6 +31,7 @@ _PASSIVE: Final = [
 """Classes of waits that do not show that their thread does anything, in a recording of the whole machine."""
 _PASSIVE_PERCENT, _NAPPING_PERCENT = 99, 90
 _AWAITED_PART: Final = 10
+_TICKS: Final = 8  # least number of sleeps of a thread that ticks
 _EXIT_NS: Final = 50 * 10**6  # most time from the wake-up of a thread that exits to the end of its process
 _GENERATIONS: Final = 4
 """Most generations from a process that reads a pipe to a descendant that writes into it: `$(a | b)` in a shell."""
@@ -50,6 +51,7 @@ def kinds_of(profile: Profile, chosen: Bool, subject: Profile, waits: Waits) -> 
         timed_out = (waits.wait_class == WaitClass.LOCK) & samples.has(SampleFlag.WAKER_INTERRUPT)
         passive = waits_for_work | through | timed_out | np.isin(waits.wait_class, _PASSIVE)
         idle |= _of_passive_threads(profile, subject, passive)
+    idle |= _timers(profile, subject, waits, idle)
     recorded = np.append(samples.tid, profile.budget.tid)
     by_thread = (samples.waker_tid >= 0) & ~samples.has(SampleFlag.WAKER_INTERRUPT)
     by_recorded = by_thread & is_one_of(samples.waker_tid, recorded)
@@ -129,8 +131,8 @@ def _naps(profile: Profile, subject: Profile, waits: Waits, left_out: Bool, of_o
     samples, budget = subject.samples, profile.budget
     is_sleep = waits.wait_class == WaitClass.SLEEP
     does_nothing = is_sleep | np.isin(waits.wait_class, (WaitClass.LOCK, WaitClass.RUNQUEUE))
-    naps: Bool = is_sleep & _of_passive_threads(profile, subject, does_nothing)
-    naps &= _of_passive_threads(profile, subject, is_sleep, _NAPPING_PERCENT)
+    naps: Bool = _of_passive_threads(profile, subject, does_nothing) | _ticks(subject, is_sleep, does_nothing)
+    naps &= is_sleep & _of_passive_threads(profile, subject, is_sleep, _NAPPING_PERCENT)
     naps &= ~_of_brief_threads(subject)
     ended = of_others & (samples.waker_tid != samples.tid) & ~samples.has(SampleFlag.WAKER_INTERRUPT)
     first, thread_of = group(np.append(samples.tid, np.where(ended, samples.waker_tid, np.int32(-1))))
@@ -144,6 +146,32 @@ def _naps(profile: Profile, subject: Profile, waits: Waits, left_out: Bool, of_o
     active = int(samples.period[~naps & ~left_out].sum()) + int(budget.running_ns[others].sum())
     is_alone = active <= int(samples.period[naps].sum()) // 100
     return np.zeros(len(naps), np.bool_) if is_alone else naps
+
+
+def _ticks(subject: Profile, is_sleep: Bool, does_nothing: Bool) -> Bool:
+    """Return bool[waits]: True if the thread does nothing from its first sleep to its last, of _TICKS or more. It may
+    have started the program before."""
+    samples = subject.samples
+    first, thread_of = group(samples.tid, samples.pid)
+    begin, end = np.full(len(first), np.iinfo(np.int64).max), np.zeros(len(first), np.int64)
+    np.minimum.at(begin, thread_of[is_sleep], samples.switch_out_ns[is_sleep])
+    np.maximum.at(end, thread_of[is_sleep], samples.time_ns[is_sleep])
+    inside = does_nothing & (samples.switch_out_ns >= begin[thread_of]) & (samples.time_ns <= end[thread_of])
+    passive = sum_by(np.where(inside, thread_of, -1), samples.period, len(first))
+    is_ticking: Bool = passive >= (end - begin) // 100 * _PASSIVE_PERCENT
+    return (is_ticking & (np.bincount(thread_of, is_sleep, len(first)) >= _TICKS))[thread_of]
+
+
+def _timers(profile: Profile, subject: Profile, waits: Waits, idle: Bool) -> Bool:
+    """Return bool[waits]: True for threads that only sleep, and neither wake other threads nor are woken by them, while
+    all other threads of the process are idle, the main thread among them: a server that has nothing to do."""
+    samples, is_sleep = subject.samples, waits.wait_class == WaitClass.SLEEP
+    ended = (samples.waker_tid != samples.tid) & (samples.waker_tid > 0) & ~samples.has(SampleFlag.WAKER_INTERRUPT)
+    is_tied = is_one_of(samples.tid, np.append(samples.waker_tid[ended], samples.tid[ended]))
+    timers = ~is_tied & (samples.tid != samples.pid) & _of_passive_threads(profile, subject, is_sleep) & ~idle
+    main = idle & (samples.tid == samples.pid)
+    is_timer: Bool = timers & is_one_of(samples.pid, samples.pid[main])
+    return is_timer & ~is_one_of(samples.pid, samples.pid[~idle & ~timers])
 
 
 def _of_brief_threads(subject: Profile) -> Bool:

@@ -52,7 +52,7 @@ def postgres() -> ProfileBuilder:
     for tid in range(8):
         builder.sample("postgres", ROW_LOCK, 110 * MS, tid=tid, pid=tid, state=1, runq_ns=27 * MS)
     builder.sample("postgres", WAL, 90 * MS, tid=3, pid=3, state=2, runq_ns=5 * MS)
-    builder.sample("walwriter", ["main", "delay", kernel("hrtimer_nanosleep")], 30 * MS, tid=50, state=1)
+    builder.sample("walwriter", ["main", "delay", kernel("hrtimer_nanosleep")], 30 * MS, tid=50, pid=50, state=1)
     for tid in range(100, 106):
         builder.sample("postgres", COMMAND, 1000 * MS, tid=tid, pid=tid, state=1)
     return builder
@@ -115,6 +115,28 @@ def test_a_sleeper_that_brings_work_each_time_does_not_nap(sleeps: int, first: s
         builder.sample("fast", wait, 290 * MS, tid=tid, pid=1, state=1, waker_tid=1, waker_pid=1, object=queue)
         builder.sample("fast", write, 30 * MS, tid=tid, pid=1, state=2)
     assert verdict_of(builder).causes[0].wait_class == first
+
+
+@pytest.mark.parametrize(("gap", "first"), [(0, "worker"), (9, "main")], ids=["it ticks", "it does something"])
+def test_a_main_thread_that_only_started_the_program_before_it_sleeps_naps(gap: int, first: str) -> None:
+    builder, sleep = ProfileBuilder(), kernel("hrtimer_nanosleep")
+    builder.sample("main", ["main", kernel("ext4_file_read")], 4 * MS, tid=1, pid=1, state=2, time_ns=10 * MS)
+    for begin in range(20, 220, 20):
+        of_main: dict[str, Any] = {"switch_out_ns": begin * MS, "time_ns": (begin + 20 - gap) * MS}
+        builder.sample("main", ["main", sleep], (20 - gap) * MS, tid=1, pid=1, state=1, **of_main)
+        for tid in (2, 3):
+            builder.sample("worker", ["job", sleep], 20 * MS, tid=tid, pid=1, state=1, time_ns=(begin + 20) * MS)
+    if gap:
+        builder.sample("main", ["main"], 90 * MS, tid=1, pid=1, event="cpu-clock")
+    assert next(iter(verdict_of(builder).causes[0].threads.comms)) == first
+
+
+@pytest.mark.parametrize(("waker", "tid", "idle"), [(-1, 2, 2), (1, 2, 1), (-1, 1, 1)])
+def test_a_server_that_has_nothing_to_do_may_have_timers(waker: int, tid: int, idle: int) -> None:
+    builder = ProfileBuilder(meta={"arch": "x86_64"})
+    builder.sample("timer", ["tick", kernel("hrtimer_nanosleep")], 900 * MS, tid=tid, pid=1, state=1, waker_tid=waker)
+    builder.sample("server", ["main", *EPOLL], 900 * MS, tid=3 - tid, pid=1, state=1)
+    assert verdict_of(builder).idle_threads == idle
 
 
 @pytest.mark.parametrize(("begin", "end", "first"), [
