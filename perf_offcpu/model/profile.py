@@ -34,7 +34,8 @@ class ProgramRule(NamedTuple):
     waits: str = ""
     wait_class: str = ""  # label of the class that the wait gets; "": it keeps the class of the general rules
     for_work: bool | None = None  # True: the thread waits for its next piece of work; None: the rule does not say
-    unended_for_work: bool = False  # not False of a lock or condition whose waits no thread ended: a timer, a stop
+    condition: str = ""  # "unended": True of a lock or condition whose waits no thread ended (a timer); else False.
+    # "brought": False of waits for items that only threads that wait there put back; else True
 
 
 TASK_READING = "task reading"

@@ -37,7 +37,8 @@ from perf_offcpu.abi.syscalls import syscall_names
 from perf_offcpu.abi.task_state import state_letter
 from perf_offcpu.abi.wait_objects import ObjectKind
 from perf_offcpu.analysis.classes import wait_classes as rules
-from perf_offcpu.analysis.classes.program_rules import Rules
+from perf_offcpu.analysis.classes.pools import waits_for_pools
+from perf_offcpu.analysis.classes.program_rules import UNENDED, Rules
 from perf_offcpu.analysis.classes.stacks import Evidence, evidence_of_stacks
 from perf_offcpu.analysis.classes.wait_classes import BY_LABEL, Means, WaitClass, Work
 from perf_offcpu.analysis.event_loops import held_up_waits
@@ -105,12 +106,13 @@ def classify(profile: Profile) -> Waits:
             wait_class = BY_LABEL[rule.wait_class]
         if rule:
             ruled[index] = programs.rules.index(rule)
-            unended = rule.unended_for_work and has_object and not object_fact & (_ENDERS | ObjectFact.SHARED)
+            unended = rule.condition == UNENDED and has_object and not object_fact & (_ENDERS | ObjectFact.SHARED)
             if rule.for_work is not None:
                 work = f"{rule.program}: {rule.meaning}" if rule.for_work or unended else ""
         classes[index] = wait_class
         purpose[index] = purposes.setdefault(work, len(purposes))
     found_class, purpose = like_single_waits(profile, classes[group_of], purpose[group_of], ruled[group_of] == _NONE)
+    purpose[waits_for_pools(profile, ruled[group_of], programs.rules)] = 0
     if profile.loops:
         purpose[held_up_waits(profile)] = 0
     return Waits(found_class, syscalls[group_of], list(names), purpose, list(purposes), ruled[group_of], programs.rules)
@@ -268,7 +270,7 @@ _CONDITION = {
 }
 _SEMAPHORE = {0: "a semaphore that nobody posted", ObjectFact.BY_OTHERS: "a semaphore that only other threads post"}
 """Source of work by ObjectFact of the threads that ended waits (0: no thread did); _CONDITION has the same form."""
-UNENDED = frozenset((_CONDITION[0], _SEMAPHORE[0]))
+UNSIGNALLED = frozenset((_CONDITION[0], _SEMAPHORE[0]))
 _CONNECTED, _INWARD, _OF_SEVERAL = 1 << 8, 1 << 9, 1 << 10
 _OF_KIND = {
     ObjectKind.FILE: WaitClass.DISK,

@@ -13,7 +13,8 @@ from typing import Final
 
 import numpy as np
 
-from perf_offcpu.analysis.classes.classify import UNENDED, Waits, of_idle_threads
+from perf_offcpu.analysis.classes.classify import UNSIGNALLED, Waits, of_idle_threads
+from perf_offcpu.analysis.classes.program_rules import UNENDED
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.selection.select import thread_ids
 from perf_offcpu.model.columns import I64, Bool, group, is_one_of, sum_by
@@ -66,9 +67,9 @@ def _pauses(profile: Profile, subject: Profile, waits: Waits) -> Bool:
     """Return bool[waits]: True for waits for something that no thread did before their time was over (`Event.wait(0.5)`
     between two attempts): sleeps of a main thread, or of one that others awaited for half of them (Thread.join), unless
     the thread does nothing else. Timers have threads that nobody awaits."""
-    samples, rules = subject.samples, [*(rule.unended_for_work for rule in waits.rules), False]
+    samples, by_rule = subject.samples, np.array([*(rule.condition == UNENDED for rule in waits.rules), False])
     of_one = np.append(subject.objects.facts, np.uint16(0))[samples.object] & ObjectFact.SEVERAL == 0
-    unended = np.array(rules)[waits.rule] | np.array([purpose in UNENDED for purpose in waits.purposes])[waits.purpose]
+    unended = by_rule[waits.rule] | np.array([text in UNSIGNALLED for text in waits.purposes])[waits.purpose]
     pauses: Bool = waits.for_work & unended & of_one & ~samples.has(SampleFlag.STILL_BLOCKED)
     if not pauses.any():
         return pauses

@@ -23,7 +23,7 @@ from perf_offcpu.model.recording import SUM_FLAGS, Recording, SampleFlag
 _NOT_ENDED = SampleFlag.WAKER_INTERRUPT | SampleFlag.STILL_BLOCKED | SUM_FLAGS
 _KINDS = (ObjectKind.FUTEX, ObjectKind.SEMAPHORES)
 _EXIT_NS = 1_000_000
-_RARE = 8  # fewer than one wait in so many does not tell who ends them
+RARE = 8  # fewer than one wait in so many does not tell who ends them
 _INEXACT_NS = 10_000  # of wake-ups in samples by length (bpf/sampling.h)
 _PRIVATE, _COMMAND = 128, 0x7F  # include/uapi/linux/futex.h
 _WAITS, _WAIT_BITSET, _LOCKS_PI = (0, 9), 9, (6, 13)
@@ -66,15 +66,15 @@ def facts_by_enders(recording: Recording, entry: I64, row: I64, objects: Objects
     by = [is_peer, is_other, is_stranger]
     peers, others, strangers = (np.bincount(thing[is_ender], minlength=groups) for is_ender in by)
     # The first user of a lock may never have to wait for it.
-    others = np.where(others * _RARE >= peers, others, 0)
+    others = np.where(others * RARE >= peers, others, 0)
     is_alone = ~several[thing] & is_other
-    in_circle = np.bincount(thing[is_alone][_in_circle(waker_tid[is_alone], tid[is_alone])], minlength=groups) > 0
+    circles = np.bincount(thing[is_alone][in_circle(waker_tid[is_alone], tid[is_alone])], minlength=groups)
     facts = (
         np.where(several, ObjectFact.SEVERAL, 0)
         | np.where(peers > 0, ObjectFact.BY_PEERS, 0)
         | np.where(others > 0, ObjectFact.BY_OTHERS, 0)
         | np.where(strangers > 0, ObjectFact.BY_STRANGERS, 0)
-        | np.where(in_circle, ObjectFact.CIRCLE, 0)
+        | np.where(circles > 0, ObjectFact.CIRCLE, 0)
     )
     facts = facts[number] | np.where(shared, ObjectFact.SHARED, 0)
     return np.where(is_lock, facts, 0).astype(np.uint16)
@@ -100,7 +100,7 @@ def facts_by_words(recording: Recording, row: I32) -> U16:
     return np.select(kinds, [ObjectFact.THREAD, ObjectFact.MUTEX, ObjectFact.RWLOCK], 0).astype(np.uint16)
 
 
-def _in_circle(waker: I32, sleeper: I32) -> Bool:
+def in_circle(waker: I32 | I64, sleeper: I32 | I64) -> Bool:
     """Return bool[n], for wake-ups of sleeper[i] by waker[i]: True in a circle, or on a path from circle to circle. The
     waker of such a wake-up is the sleeper of one, and its sleeper is the waker of one."""
     inside = np.ones(len(waker), np.bool_)

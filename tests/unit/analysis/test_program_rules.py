@@ -57,6 +57,18 @@ def test_an_event_that_no_thread_sets_is_idle(facts: int | None, idle: bool) -> 
     assert judged(builder.build()) == ("lock", idle)
 
 
+@pytest.mark.parametrize(("wakers", "idle"), [
+    ((2, 3, 1), False), ((9, 9, 9), True), ((9, 1, 2), True), ((2, 9, 1), True), ((-1, -1, -1), True),
+], ids=["a pool", "a queue", "a pipeline", "both", "not known"])  # fmt: skip
+@pytest.mark.parametrize("frame", ["Queue.get (queue.py)", "java.util.concurrent.SynchronousQueue.take"])
+def test_items_that_threads_put_back_are_no_work(wakers: tuple[int, ...], idle: bool, frame: str) -> None:
+    builder = ProfileBuilder(meta={"arch": "x86_64"})
+    for tid, waker in enumerate(wakers, 1):
+        path: list[str | Code] = ["handle (app.py)", frame, "pthread_cond_wait", *FUTEX]
+        builder.sample("a", path, 1000, state=S, tid=tid, pid=1, waker_tid=waker, waker_pid=1)
+    assert set(classify(builder.build()).for_work.tolist()) == {idle}
+
+
 def test_conditions_on_callers_are_those_of_the_rule_alone() -> None:
     classes = {"one": "network", "two": "pipe"}.items()
     rules = tuple(ProgramRule("p", name, frames="take", callers=name, wait_class=label) for name, label in classes)
