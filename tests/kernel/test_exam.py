@@ -61,7 +61,7 @@ REASONS = {
     "the next connection": "accept py-accept",
     "the next event of a descriptor": """
         eventfd/epoll eventfd/poll eventfd/read fanotify inotify/epoll inotify/poll inotify/read io_uring
-        io_uring/socket io_uring/time listen/epoll listen/poll perf/epoll perf/poll pipe/epoll py-async-lock
+        listen/epoll listen/poll perf/epoll perf/poll pipe/epoll py-async-lock
         py-asyncio signalfd/epoll signalfd/poll signalfd/read timerfd/epoll tty/epoll
         tty/poll udp/epoll udp/poll unix/epoll userfaultfd
     """,

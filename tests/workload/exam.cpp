@@ -755,14 +755,23 @@ static void until_signals()
 		(void)!msgrcv(id, bytes, 8, 0, 0);
 		msgctl(id, IPC_RMID, nullptr);
 	});
-	until_signal("io_uring/socket", [] {
-		int pair[2];
+	start_process("main", [] {
+		static int pair[2];
 		tcp_pair(pair);
-		submit(request(IORING_OP_RECV, pair[0], bytes, sizeof(bytes)));
+		auto reader = part("io_uring/socket", [] {
+			for (int i = 0; i < 15; i++) /* its names are read while it lives */
+				submit(request(IORING_OP_RECV, pair[0], bytes, 1));
+		});
+		for (int i = 0; i < 15; i++) {
+			nap();
+			(void)!write(pair[1], "x", 1);
+		}
+		reader.join();
 	});
-	until_signal("io_uring/time", [] {
+	start_process("io_uring/time", [] {
 		__kernel_timespec time = {0, SLOWER * 80000000};
-		submit(request(IORING_OP_TIMEOUT, -1, &time, 1));
+		for (int i = 0; i < 8; i++)
+			submit(request(IORING_OP_TIMEOUT, -1, &time, 1));
 	});
 	start_process("main", [] {
 		static char path[] = "/var/tmp/exam-XXXXXX";

@@ -290,6 +290,8 @@ _OF_NAME = {
     (ObjectKind.DESCRIPTORS, "signal"): WaitClass.OTHER,
 }
 """Class by (kind, name before " of "). poll() of no descriptors waits only for its timeout ("sleep") or a signal."""
+_OF_REQUESTS = {"time": WaitClass.SLEEP, "tcp ": WaitClass.NETWORK, "udp ": WaitClass.NETWORK}
+"""Class by the first letters of what an io_uring waits for; other names are of files."""
 
 BY_OBJECT = frozenset({WaitClass.NETWORK, WaitClass.PIPE, WaitClass.POLL, WaitClass.SLEEP})
 """Classes by system call that the class of the object replaces: recvfrom() of a Unix socket becomes PIPE. Classes of
@@ -311,12 +313,14 @@ def object_codes(profile: Profile) -> I16:
         if kind == ObjectKind.SOCKET and strings[protocol] == "unix":
             wait_class = WaitClass.PIPE
         if kind in (ObjectKind.ANONYMOUS, ObjectKind.DESCRIPTORS):
-            text, _, file = strings[name].partition(" of ")
-            wait_class = WaitClass.DISK if text == "[io_uring]" and file else _OF_NAME.get((kind, text), wait_class)
+            text, _, what = strings[name].partition(" of ")
+            by_name = _OF_NAME.get((kind, text), wait_class)
+            wait_class = _OF_REQUESTS.get(what[:4], WaitClass.DISK) if text == "[io_uring]" and what else by_name
         if facts & ObjectFact.THREAD:
             wait_class = WaitClass.CHILD
         if wait_class is not None:
-            codes[row] = int(wait_class) | (_CONNECTED if connected else 0) | (_INWARD if inward else 0)
+            has_end = connected or (kind, wait_class) == (ObjectKind.ANONYMOUS, WaitClass.NETWORK)
+            codes[row] = int(wait_class) | (_CONNECTED if has_end else 0) | (_INWARD if inward else 0)
     of_sample = codes[profile.samples.object]
     several = profile.samples.has(SampleFlag.OF_SEVERAL) & (of_sample >= 0)
     return np.where(several, of_sample | np.int16(_OF_SEVERAL), of_sample)

@@ -24,7 +24,7 @@ from perf_offcpu.collect.system.helper import Avoided, Helper, ask_each
 from perf_offcpu.collect.system.hotspot import AwaitedLock
 from perf_offcpu.collect.wait_objects import names as proc
 from perf_offcpu.collect.wait_objects.names import PIDFD, RING, Mounts, Texts, comm_of
-from perf_offcpu.collect.wait_objects.sockets import EPOLL, ListeningPorts, watched_by
+from perf_offcpu.collect.wait_objects.sockets import EPOLL, ListeningPorts, requested_of, watched_by
 from perf_offcpu.files import read_kernel_if_any
 from perf_offcpu.losses import Losses
 
@@ -38,7 +38,7 @@ _SIDES: Final = {os.O_RDONLY: b"read end", os.O_WRONLY: b"write end"}
 _MODES: Final = {text: mode for mode, text in _SIDES.items()}
 _SCAN_S: Final = 1.0
 _PATIENCE_S: Final = 0.5
-_ASKED: Final = {EPOLL: watched_by, RING: proc.requests_of, PIDFD: proc.process_of}
+_ASKED: Final = {EPOLL: watched_by, RING: requested_of, PIDFD: proc.process_of}
 _BY_PORT: Final = (b"tcp", b"mptcp")
 _NUMBERS: Final = ("id", "kind", "pid", "device", "number", "inode", "address", "peer_inode")
 _SYNC: Final = re.compile(r"\$\w*Sync$")  # ReentrantLock$NonfairSync, of ReentrantLock

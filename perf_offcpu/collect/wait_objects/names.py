@@ -18,15 +18,13 @@ from perf_offcpu.files import kernel_lines, read_kernel, read_kernel_if_any
 _INODE: Final = re.compile(rb"^ino:\t(\d+)$", re.MULTILINE)
 _FLAGS: Final = re.compile(rb"^flags:\t([0-7]+)$", re.MULTILINE)
 _PID: Final = re.compile(rb"^Pid:\t(\d+)$", re.MULTILINE)
-_MOST_NAME: Final = 4096
+MOST_NAME: Final = 4096
 _ARENA: Final = 64 << 20  # at whose multiples glibc maps memory for malloc(), also right after a library
 PIDFD: Final = b"[pidfd]"
 """The kernel's name of a descriptor for a process (pidfd) before these had a file system of their own (6.9)."""
 RING: Final = b"[io_uring]"
 _SQE: Final = struct.Struct("=BBHi56x")  # struct io_uring_sqe: code, flags, priority, descriptor
-_SQES, _MOST_SQES, _IS_INDEX = 0x10000000, 4096, 1  # IORING_OFF_SQES, IOSQE_FIXED_FILE
-_ON_FILES: Final = frozenset((1, 2, 3, 4, 5, 8, 17, 22, 23))
-"""Codes of requests for files (include/uapi/linux/io_uring.h): reads, writes, syncs, fallocate."""
+_SQES, _MOST_SQES = 0x10000000, 4096  # IORING_OFF_SQES
 
 _FAMILIES = {1: "unix", 16: "netlink", 17: "packet", 38: "alg", 40: "vsock", 44: "xdp"}  # include/linux/socket.h: AF_*
 _PROTOCOLS = {1: "icmp", 6: "tcp", 17: "udp", 58: "icmp6", 132: "sctp", 262: "mptcp"}
@@ -45,7 +43,7 @@ def descriptor_path(pid: int, fd: int, inode: int) -> bytes:
     if _in_fdinfo(pid, fd, _INODE) != b"%d" % inode:  # Linux before 5.14 has no such line
         return b""
     try:
-        return os.readlink(f"/proc/{pid}/fd/{fd}".encode())[:_MOST_NAME]  # direct: not followed
+        return os.readlink(f"/proc/{pid}/fd/{fd}".encode())[:MOST_NAME]  # direct: not followed
     except OSError:
         return b""
 
@@ -62,24 +60,16 @@ def process_of(pid: int, fd: int) -> bytes:
     return process and PIDFD + b" of " + process
 
 
-def requests_of(pid: int, fd: int) -> bytes:
-    """Return `[io_uring] of /path` or `[io_uring] of 3 files` if all requests of the io_uring `fd` are for files; else
-    b"". All requests in its submission queue count, done or not. b"" before Linux 6.10."""
+def requests_in(pid: int, fd: int) -> list[tuple[int, int, int, int]]:
+    """Return the requests (code, flags, priority, descriptor) that are still in the submission queue of an io_uring,
+    done or not; before Linux 6.10, none."""
     try:
         inode = int(_in_fdinfo(pid, fd, _INODE) or -1)
         queues = [area for area in parse_maps(read_maps(pid)) if area.inode == inode and area.offset == _SQES]
         sizes = [min(queue.end - queue.start, _MOST_SQES * _SQE.size) for queue in queues[:1]]
-        memory = read_memory(pid, queues[0].start, sizes[0]) if queues else b""
-        requests = [request for request in _SQE.iter_unpack(memory) if request[0]]
-        if not all(code in _ON_FILES and not flags & _IS_INDEX for code, flags, _, _ in requests):
-            return b""
-        links = {f"/proc/{pid}/fd/{request[3]}".encode() for request in requests}
-        paths = {os.readlink(link)[:_MOST_NAME] for link in links}  # direct: not followed
-    except OSError:
-        return b""
-    if not paths or not all(path.startswith(b"/") for path in paths):
-        return b""
-    return RING + b" of " + (paths.pop() if len(paths) == 1 else b"%d files" % len(paths))
+        return [request for request in _SQE.iter_unpack(read_memory(pid, queues[0].start, sizes[0])) if request[0]]
+    except (OSError, IndexError):
+        return []
 
 
 def endpoint(family: int, address: bytes, port: int) -> bytes:
@@ -101,13 +91,13 @@ def place_of(maps: bytes, address: int, sp: int) -> bytes:
     if mapping is None:
         return b""
     if mapping.permissions.endswith(b"s"):
-        return b"%s+%#x" % (mapping.name[:_MOST_NAME], address - mapping.start + mapping.offset)
+        return b"%s+%#x" % (mapping.name[:MOST_NAME], address - mapping.start + mapping.offset)
     if mapping.inode:
-        return mapping.name[:_MOST_NAME]
+        return mapping.name[:MOST_NAME]
     if mapping.name == b"[stack]" or mapping.start <= sp < mapping.end:
         return b"stack"
     if not mapping.name and before and before.end == mapping.start and before.inode:
-        return b"heap" if mapping.start % _ARENA == 0 else before.name[:_MOST_NAME]  # .bss goes on after .data
+        return b"heap" if mapping.start % _ARENA == 0 else before.name[:MOST_NAME]  # .bss goes on after .data
     return b"heap"
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the sockets of a process's network namespace (proc_pid_net(5)); name an epoll instance by its files."""
+"""Read the sockets of a process's network namespace (proc_pid_net(5)); name an epoll instance by its files, an io_uring
+by its requests."""
 
 import contextlib
 import itertools
@@ -9,7 +10,7 @@ import socket
 import time
 from typing import Final, NamedTuple
 
-from perf_offcpu.collect.wait_objects.names import endpoint
+from perf_offcpu.collect.wait_objects.names import MOST_NAME, RING, endpoint, requests_in
 from perf_offcpu.files import kernel_lines, read_kernel_if_any
 
 _MOST_BYTES: Final = 4 << 20
@@ -25,6 +26,11 @@ _WATCHED: Final = re.compile(rb"^tfd:\s+(\d+) ", re.MULTILINE)
 _SOCKET: Final = re.compile(r"socket:\[(\d+)\]")
 _MOST_WATCHED: Final = 64
 _MOST_NAMED: Final = 3
+_ON_FILES: Final = frozenset((1, 2, 3, 4, 5, 8, 17, 22, 23))
+"""Codes of requests for files (include/uapi/linux/io_uring.h): reads, writes, syncs, fallocate."""
+_ON_SOCKETS: Final = frozenset((1, 2, 9, 10, 16, 22, 23, 26, 27))  # reads, writes, sends, receives, connects
+_TIMEOUT, _IS_INDEX = 11, 1  # IORING_OP_TIMEOUT, IOSQE_FIXED_FILE
+_MADE: Final = (b"tcp", b"udp")
 
 
 class Socket(NamedTuple):
@@ -152,3 +158,26 @@ def watched_by(pid: int, fd: int) -> bytes:
     if not names:
         return EPOLL + b" of %d descriptors" % len(numbers)
     return EPOLL + b" of " + b", ".join(names) + (b" and %d more" % more if more else b"")
+
+
+def requested_of(pid: int, fd: int) -> bytes:
+    """Return `[io_uring] of /path` or `[io_uring] of 3 files` if all requests of a ring are for files, `[io_uring] of
+    time` if they are timeouts, `[io_uring] of tcp 10.0.0.7:80` if they are for one connection made here; else b""."""
+    requests = requests_in(pid, fd)
+    codes = {code for code, *_ in requests}
+    if codes == {_TIMEOUT}:
+        return RING + b" of time"
+    if not codes <= _ON_FILES | _ON_SOCKETS or any(flags & _IS_INDEX for _, flags, *_ in requests):
+        return b""
+    numbers = {number for *_, number in requests}
+    links = {f"/proc/{pid}/fd/{number}".encode() for number in numbers}
+    try:
+        paths = {os.readlink(link)[:MOST_NAME] for link in links}  # direct: not followed
+    except OSError:
+        return b""
+    if len(numbers) == 1 and (inode := socket_inode(pid, *numbers)):
+        sockets = sockets_of(pid, frozenset((inode,))).values()
+        return next((RING + b" of " + only.name for only in sockets if only.name[:3] in _MADE and only.is_outward), b"")
+    if not paths or not codes <= _ON_FILES or not all(path.startswith(b"/") for path in paths):
+        return b""
+    return RING + b" of " + (paths.pop() if len(paths) == 1 else b"%d files" % len(paths))

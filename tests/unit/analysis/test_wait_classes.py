@@ -166,7 +166,8 @@ def test_poll_of_one_descriptor(path: tuple[str | Code, ...]) -> None:
     assert judged(POLL, K.DESCRIPTORS, name="sleep", path=path) == ("sleep", False)
     assert judged(POLL, K.DESCRIPTORS, name="signal", path=path) == ("other", True)
     names = {"eventfd]": ("poll", True), "timerfd]": ("sleep", False), "io_uring]": ("poll", True)}
-    for name, result in (names | {"io_uring] of /data/x": ("disk", False)}).items():
+    rings = {"/data/x": ("disk", False), "time": ("sleep", False), "tcp 10.0.0.7:80": ("network", False)}
+    for name, result in (names | {f"io_uring] of {what}": result for what, result in rings.items()}).items():
         assert judged(POLL, K.ANONYMOUS, name=f"[{name}", path=path) == result
 
 

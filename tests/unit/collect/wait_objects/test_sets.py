@@ -18,9 +18,9 @@ from perf_offcpu.abi.syscalls import syscall_number
 from perf_offcpu.abi.wait_objects import ObjectKind
 from perf_offcpu.collect.unprivileged.objects import CallObjects
 from perf_offcpu.collect.wait_objects import names
-from perf_offcpu.collect.wait_objects.names import place_of, requests_of
+from perf_offcpu.collect.wait_objects.names import place_of
 from perf_offcpu.collect.wait_objects.owners import only_descriptor, owner_in, timeout_in
-from perf_offcpu.collect.wait_objects.sockets import listening_ports, watched_by
+from perf_offcpu.collect.wait_objects.sockets import listening_ports, requested_of, watched_by
 
 PID = os.getpid()
 
@@ -93,25 +93,35 @@ def test_the_owner_of_a_mutex_is_believed_where_the_kind_is_one_of_glibc(kind: i
     assert owner_in((2, 0, 77, 1, kind), 0, 2) == owner
 
 
-READ, SEND, TIMEOUT, FIXED = 22, 26, 11, 1
+READ, SEND, RECV, TIMEOUT, ACCEPT, FIXED = 22, 26, 27, 11, 13, 1
 
 
 @pytest.mark.parametrize(("requests", "expected"), [
     ([(READ, 0, "a")], b"[io_uring] of {}/a"), ([(READ, 0, "a"), (READ, 0, "a"), (0, 0, "b")], b"[io_uring] of {}/a"),
     ([(READ, 0, "a"), (READ, 0, "b")], b"[io_uring] of 2 files"), ([(READ, 0, "a"), (SEND, 0, "b")], b""),
     ([(READ, 0, "a"), (TIMEOUT, 0, "b")], b""), ([(READ, FIXED, "a")], b""), ([(READ, 0, "pipe")], b""),
-    ([(READ, 0, "gone")], b""), ([], b""),
+    ([(READ, 0, "gone")], b""), ([], b""), ([(TIMEOUT, 0, "a"), (TIMEOUT, 0, "b")], b"[io_uring] of time"),
+    ([(RECV, 0, "out")], b"[io_uring] of tcp {peer}"), ([(RECV, 0, "out"), (RECV, 0, "in")], b""),
+    ([(SEND, 0, "out"), (READ, 0, "out")], b"[io_uring] of tcp {peer}"), ([(RECV, 0, "in")], b""),
+    ([(ACCEPT, 0, "front")], b""),
 ])  # fmt: skip
-def test_requests_for_files_are_named(
+def test_requests_of_a_ring_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, requests: list[tuple[int, int, str]], expected: bytes
 ) -> None:
     monkeypatch.setattr(names, "_SQES", 0)  # any file of a page stands for the queue
     queue = os.open(tmp_path / "queue", os.O_RDWR | os.O_CREAT)
     fds = {name: os.open(tmp_path / name, os.O_CREAT) for name in "ab"} | {"pipe": os.pipe()[0], "gone": 1 << 20}
-    os.write(queue, b"".join(struct.pack("=BBHi56x", code, flags, 0, fds[name]) for code, flags, name in requests))
-    os.truncate(queue, mmap.PAGESIZE)
-    with mmap.mmap(queue, mmap.PAGESIZE):
-        assert requests_of(os.getpid(), queue) == expected.replace(b"{}", bytes(tmp_path))
+    with (
+        socket.create_server(("127.0.0.1", 0)) as front,
+        socket.create_connection(front.getsockname()) as out,
+        front.accept()[0] as inside,
+    ):
+        fds |= {"out": out.fileno(), "in": inside.fileno(), "front": front.fileno()}
+        os.write(queue, b"".join(struct.pack("=BBHi56x", code, flags, 0, fds[name]) for code, flags, name in requests))
+        os.truncate(queue, mmap.PAGESIZE)
+        expected = expected.replace(b"{}", bytes(tmp_path)).replace(b"{peer}", address(front).encode())
+        with mmap.mmap(queue, mmap.PAGESIZE):
+            assert requested_of(os.getpid(), queue) == expected
 
 
 EPOLL_PWAIT = syscall_number("epoll_pwait", platform.machine())
