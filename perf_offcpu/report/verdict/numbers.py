@@ -16,12 +16,13 @@ import numpy as np
 
 from perf_offcpu import losses
 from perf_offcpu.abi.counters import GOROUTINES
-from perf_offcpu.analysis.causes import Causes, causes_of
+from perf_offcpu.analysis.causes import Causes, causes_of, program_functions
 from perf_offcpu.analysis.classes.classify import Waits
 from perf_offcpu.analysis.classes.network import network_of, texts_of
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.holders import Holders
 from perf_offcpu.analysis.selection.select import thread_ids
+from perf_offcpu.analysis.stack_walk import innermost_node
 from perf_offcpu.callpaths.keys import cgroup_label
 from perf_offcpu.losses import Stage
 from perf_offcpu.model.columns import I64, Bool, distinct, group, is_one_of, sum_by
@@ -34,6 +35,7 @@ from perf_offcpu.report.verdict.causes import (
     Cells,
     Kind,
     Peers,
+    Place,
     cells_of,
     largest_causes,
     named_objects,
@@ -46,6 +48,8 @@ from perf_offcpu.text import basename, printable, thread_label
 _SHOWN_BLOCKED = 2
 _COMM_LENGTH = 15  # TASK_COMM_LEN without the NUL
 _MOST_OF_TIME = 0.95  # the longest waiting threads with this part of the time together are named: many wait a little
+_FEW = 10  # samples that may be so by chance
+_YIELDS = re.compile(r"_*sched_yield|__(x64|ia32|arm64|riscv|s390x?|se)_(compat_)?sys_sched_yield")
 _CAUSE_PERCENT = 1  # smaller causes are "others", but for the first
 
 
@@ -204,8 +208,26 @@ def _waits_for_cpu(profile: Profile, budget: Budget, busy: Cells, options: Seque
         view, span = ["--budget-by", "comm"], max(sum(end - begin for begin, end in profile.meta.recorded), 1)
         ran, waited = int(lives.running[rows].sum()), int(weight[rows].sum())
         cpus = {"wanted": (ran + waited) / span, "got": ran / span, "all": profile.meta.nr_cpus}
-    threads = threads_of(profile, pid[rows], tid[rows], comm[rows], weight[rows])
-    return [Cause(label, "", "", total, threads, 1, [], Peers("", {}), {}, cpus, _command(options, view))]
+    threads, none = threads_of(profile, pid[rows], tid[rows], comm[rows], weight[rows]), Peers("", {})
+    if not (functions := _that_yield(profile, tid[rows])):
+        return [Cause(label, "", "", total, threads, 1, [], none, {}, cpus, _command(options, view))]
+    places = [Place(name, total, threads, "", "", none, {}) for name in functions if len(functions) == 1]
+    words = "Linux", "its turn after sched_yield()"
+    return [Cause(label, *words, total, threads, len(functions), places, none, {}, {}, _command(options, view))]
+
+
+def _that_yield(profile: Profile, tids: I64) -> set[str]:
+    """Return the functions in which threads call sched_yield(), if they run there for half of their time or more, by
+    samples on CPUs: as in a loop that waits for other threads, and leaves them the CPU; else nothing."""
+    samples, strings = profile.samples, profile.strings
+    rows = np.flatnonzero(~profile.is_offcpu() & is_one_of(samples.tid, tids) & (samples.stack >= 0))
+    is_call = np.array([bool(_YIELDS.fullmatch(strings[row])) for row in profile.frames.symbol.tolist()], np.bool_)
+    leaf = samples.stack[rows].astype(np.int64)
+    yields = innermost_node(profile, leaf, is_call) >= 0
+    if np.count_nonzero(yields) < max(len(rows) / 2, _FEW):
+        return set()
+    names, function = program_functions(profile, leaf[yields])
+    return {names[row] for row in distinct(function).tolist()}
 
 
 def _still_blocked(profile: Profile, waits: Waits, causes: Causes, kind: I64) -> tuple[int, list[BlockedThread]]:

@@ -292,6 +292,19 @@ def test_budgets_know_how_long_threads_ran_and_waited_for_a_cpu() -> None:
     assert shown(profile) == whole
 
 
+@pytest.mark.parametrize(("yields", "others", "row"), [
+    (12, 10, "40 % 160.000 ms its turn after sched_yield spin hog (2), other"),
+    (12, 20, "40 % 160.000 ms a CPU hog (2), other got 1.4 of 2, wanted 3.0"),
+    (5, 0, "40 % 160.000 ms a CPU hog (2), other got 1.4 of 2, wanted 3.0"),
+])  # fmt: skip
+def test_threads_that_yield_in_a_loop_do_not_need_a_cpu(yields: int, others: int, row: str) -> None:
+    builder = ProfileBuilder()
+    for path, number in ((["main", "spin", "__sched_yield"], yields), (["main", "count"], others)):
+        for _ in range(number):
+            builder.sample("hog", path, 5 * MS, tid=2, pid=1, event="cpu-clock")
+    assert shown(hogs(builder))[3] == row
+
+
 def test_many_threads_that_are_preempted_a_little_each() -> None:
     profile = hogs(ProfileBuilder())
     waited = {"preempted_ns": [2 * MS] + [MS] * 199, "running_ns": [MS] * 200, "end_ns": [100 * MS] * 200}
