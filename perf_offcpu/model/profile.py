@@ -35,7 +35,8 @@ class ProgramRule(NamedTuple):
     wait_class: str = ""  # label of the class that the wait gets; "": it keeps the class of the general rules
     for_work: bool | None = None  # True: the thread waits for its next piece of work; None: the rule does not say
     condition: str = ""  # "unended": True of a lock or condition whose waits no thread ended (a timer); else False.
-    # "brought": False of waits for items that only threads that wait there put back; else True
+    # "brought": False of waits for items that only threads that wait there put back; "workers": False of a main thread;
+    # else True
 
 
 TASK_READING = "task reading"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from perf_offcpu.abi import counters, offcpu, wait_objects
-from perf_offcpu.analysis.classes.program_rules import BROUGHT, UNENDED, built_in_rules
+from perf_offcpu.analysis.classes.program_rules import BROUGHT, UNENDED, WORKERS, built_in_rules
 from perf_offcpu.analysis.classes.wait_classes import BY_LABEL, CLASSES
 from perf_offcpu.analysis.interpreters import INTERPRETERS
 from perf_offcpu.binary.layout import Field, Int, Layout
@@ -132,7 +132,7 @@ def rules_list() -> str:
     for rule in built_in_rules():
         frames, callers = (code(names) for names in (rule.frames, rule.callers))
         frames = f"{frames} called by {callers}" if callers else frames
-        conditions = {UNENDED: "idle if unended", BROUGHT: "idle unless it is a pool"}
+        conditions = {UNENDED: "idle if unended", BROUGHT: "idle unless it is a pool", WORKERS: "idle in workers"}
         idle = {True: "idle", False: "", None: "idle by who ends it"}[rule.for_work]
         idle = conditions.get(rule.condition, idle)
         wait_class = f"`{rule.wait_class}`" if rule.wait_class else ""

@@ -38,7 +38,7 @@ from perf_offcpu.abi.task_state import state_letter
 from perf_offcpu.abi.wait_objects import ObjectKind
 from perf_offcpu.analysis.classes import wait_classes as rules
 from perf_offcpu.analysis.classes.pools import waits_for_pools
-from perf_offcpu.analysis.classes.program_rules import UNENDED, Rules
+from perf_offcpu.analysis.classes.program_rules import UNENDED, WORKERS, Rules
 from perf_offcpu.analysis.classes.stacks import Evidence, evidence_of_stacks
 from perf_offcpu.analysis.classes.wait_classes import BY_LABEL, Means, WaitClass, Work
 from perf_offcpu.analysis.event_loops import held_up_waits
@@ -112,7 +112,8 @@ def classify(profile: Profile) -> Waits:
         classes[index] = wait_class
         purpose[index] = purposes.setdefault(work, len(purposes))
     found_class, purpose = like_single_waits(profile, classes[group_of], purpose[group_of], ruled[group_of] == _NONE)
-    purpose[waits_for_pools(profile, ruled[group_of], programs.rules)] = 0
+    of_workers = np.array([*(rule.condition == WORKERS for rule in programs.rules), False])[ruled[group_of]]
+    purpose[(of_workers & (samples.tid == samples.pid)) | waits_for_pools(profile, ruled[group_of], programs.rules)] = 0
     if profile.loops:
         purpose[held_up_waits(profile)] = 0
     return Waits(found_class, syscalls[group_of], list(names), purpose, list(purposes), ruled[group_of], programs.rules)

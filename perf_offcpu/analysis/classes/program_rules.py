@@ -16,8 +16,9 @@ from perf_offcpu.tables import read_table
 
 DECORATION = re.compile(r"(?:\(.*|@.*|\.(?:abi0|abiinternal|constprop|isra|part|cold|llvm|lto_priv)\b.*)")
 """Suffixes of names of functions: parameters, a symbol version, a compiler's suffix."""
-UNENDED, BROUGHT = "unended", "brought"
-"""Values of `idle`: the waits are idle only if no thread ended any wait for the object, or unless it is a pool."""
+CONDITIONS = UNENDED, BROUGHT, WORKERS = ("unended", "brought", "workers")
+"""Values of `idle`: the waits are idle only if no thread ended any wait for the object, or unless it is a pool, or in
+all threads but the main one."""
 _NEVER = (WaitClass.RUNQUEUE, WaitClass.THROTTLED, WaitClass.STOPPED, WaitClass.FAULT)
 
 
@@ -69,8 +70,8 @@ def built_in_rules() -> tuple[ProgramRule, ...]:
 
 def _built_in(idle: str = "", **fields: str) -> ProgramRule:
     wait_class = fields.pop("class", "")
-    for_work = {"true": True, "false": False, UNENDED: False, BROUGHT: True}.get(idle)
-    condition = idle if idle in (UNENDED, BROUGHT) else ""
+    for_work = {"true": True, "false": False, UNENDED: False, BROUGHT: True, WORKERS: True}.get(idle)
+    condition = idle if idle in CONDITIONS else ""
     return ProgramRule(**fields, wait_class=wait_class, for_work=for_work, condition=condition)
 
 

@@ -7,7 +7,7 @@ import os
 import re
 from typing import Any
 
-from perf_offcpu.analysis.classes.program_rules import BROUGHT, UNENDED
+from perf_offcpu.analysis.classes.program_rules import CONDITIONS, UNENDED
 from perf_offcpu.analysis.classes.wait_classes import BY_LABEL
 from perf_offcpu.errors import UsageError
 from perf_offcpu.files import read_regular
@@ -62,12 +62,12 @@ def _rule(row: Any, where: str) -> ProgramRule:
     if len(values["class"].split()) > 1:
         raise UsageError(f"{where}: class: more than one")
     idle = row.get("idle")
-    if idle is not None and idle not in (UNENDED, BROUGHT) and not isinstance(idle, bool):
-        raise UsageError(f"{where}: idle must be true, false, '{UNENDED}' or '{BROUGHT}'")
+    if idle is not None and idle not in CONDITIONS and not isinstance(idle, bool):
+        raise UsageError(f"{where}: idle must be true, false or one of: {' '.join(CONDITIONS)}")
     if not values["class"] and idle is None:
         raise UsageError(f"{where} says neither class nor idle")
     wait_class = values.pop("class").strip()
-    for_work, condition = (idle == BROUGHT, idle) if isinstance(idle, str) else (idle, "")
+    for_work, condition = (idle != UNENDED, idle) if isinstance(idle, str) else (idle, "")
     return ProgramRule(**values, wait_class=wait_class, for_work=for_work, condition=condition)
 
 

@@ -57,6 +57,13 @@ def test_an_event_that_no_thread_sets_is_idle(facts: int | None, idle: bool) -> 
     assert judged(builder.build()) == ("lock", idle)
 
 
+@pytest.mark.parametrize(("tid", "idle"), [(1, False), (2, True)])
+def test_the_main_thread_of_node_is_blocked_by_atomics_wait(tid: int, idle: bool) -> None:
+    path: list[str | Code] = ["v8::internal::FutexEmulation::WaitJs32", "pthread_cond_wait", *FUTEX]
+    builder = ProfileBuilder(meta={"arch": "x86_64"}).sample("node", path, 1000, state=S, tid=tid, pid=1)
+    assert judged(builder.build()) == ("lock", idle)
+
+
 @pytest.mark.parametrize(("wakers", "idle"), [
     ((2, 3, 1), False), ((9, 9, 9), True), ((9, 1, 2), True), ((2, 9, 1), True), ((-1, -1, -1), True),
 ], ids=["a pool", "a queue", "a pipeline", "both", "not known"])  # fmt: skip
