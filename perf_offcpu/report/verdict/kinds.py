@@ -5,8 +5,8 @@ Nor do waits for the next piece of work (also for what had not come when another
 of another recorded thread or process, and for the output of a recorded child: they last as long as the work, thread or
 child, whose time counts itself. Nor do naps: sleeps of a thread that does nothing else while other threads work, and
 for which other threads hardly wait; but not of a thread that begins and ends in less than half of the recording, since
-it may serve a single request. Timers of a server that has nothing to do are idle, too; in a recording of the whole
-machine, all threads that hardly did anything but sleep or wait for data."""
+it may serve a single request. In a recording of the whole machine, threads that hardly did anything but sleep or wait
+for data are idle, too."""
 
 import re
 from typing import Final
@@ -32,7 +32,7 @@ _PASSIVE: Final = [
 """Classes of waits that do not show that their thread does anything, in a recording of the whole machine."""
 _PASSIVE_PERCENT, _NAPPING_PERCENT = 99, 90
 _AWAITED_PART: Final = 10
-_TICKS: Final = 8  # least number of sleeps of a thread that ticks
+_TICKS: Final = 4  # least number of sleeps of a thread that ticks
 _EXIT_NS: Final = 50 * 10**6  # most time from the wake-up of a thread that exits to the end of its process
 _GENERATIONS: Final = 4
 """Most generations from a process that reads a pipe to a descendant that writes into it: `$(a | b)` in a shell."""
@@ -52,11 +52,11 @@ def kinds_of(profile: Profile, chosen: Bool, subject: Profile, waits: Waits) -> 
         timed_out = (waits.wait_class == WaitClass.LOCK) & samples.has(SampleFlag.WAKER_INTERRUPT)
         passive = waits_for_work | through | timed_out | np.isin(waits.wait_class, _PASSIVE)
         idle |= _of_passive_threads(profile, subject, passive)
-    idle |= _timers(profile, subject, waits, idle)
     recorded = np.append(samples.tid, profile.budget.tid)
     by_thread = (samples.waker_tid >= 0) & ~samples.has(SampleFlag.WAKER_INTERRUPT)
     by_recorded = by_thread & is_one_of(samples.waker_tid, recorded)
     elsewhere = (waits.wait_class == WaitClass.CHILD) & (by_recorded | ~by_thread)
+    elsewhere |= _timers(profile, subject, waits, idle)
     for_child = (waits.wait_class == WaitClass.PIPE) & by_recorded & _by_descendants(subject)
     elsewhere |= for_child | waits_for_work
     elsewhere |= ~idle & _naps(profile, subject, waits, idle | elsewhere, for_child | ~(idle | broken_off), for_child)
@@ -164,15 +164,17 @@ def _ticks(subject: Profile, is_sleep: Bool, does_nothing: Bool) -> Bool:
 
 
 def _timers(profile: Profile, subject: Profile, waits: Waits, idle: Bool) -> Bool:
-    """Return bool[waits]: True for threads that only sleep, and neither wake other threads nor are woken by them, while
-    all other threads of the process are idle, the main thread among them: a server that has nothing to do."""
+    """Return bool[waits]: True for naps of a server that has nothing to do: of threads that sleep again and again, and
+    neither wake others nor are woken by them, while all others of the process are idle, the main thread among them."""
     samples, is_sleep = subject.samples, waits.wait_class == WaitClass.SLEEP
     ended = (samples.waker_tid != samples.tid) & (samples.waker_tid > 0) & ~samples.has(SampleFlag.WAKER_INTERRUPT)
     is_tied = is_one_of(samples.tid, np.append(samples.waker_tid[ended], samples.tid[ended]))
-    timers = ~is_tied & (samples.tid != samples.pid) & _of_passive_threads(profile, subject, is_sleep) & ~idle
-    main = idle & (samples.tid == samples.pid)
-    is_timer: Bool = timers & is_one_of(samples.pid, samples.pid[main])
-    return is_timer & ~is_one_of(samples.pid, samples.pid[~idle & ~timers])
+    thread_of = group(samples.tid, samples.pid)[1]
+    timers = ~idle & ~is_tied & (np.bincount(thread_of, is_sleep) >= _TICKS)[thread_of]
+    timers &= _of_passive_threads(profile, subject, is_sleep)
+    is_served = is_one_of(samples.pid, samples.pid[idle & (samples.tid == samples.pid)])
+    naps: Bool = timers & is_sleep & is_served & ~is_one_of(samples.pid, samples.pid[~idle & ~timers])
+    return naps
 
 
 def _of_brief_threads(subject: Profile) -> Bool:
