@@ -173,8 +173,8 @@ class _Namer:
             return True
         if thing.protocol == "unix":
             return not (thing.name or thing.remote or thing.local) and thing.peer_pid in (thing.pid, -1)
-        if _is_unconnected_udp(thing):
-            return _port_of(thing.local) < _EPHEMERAL
+        if port := _unconnected_port(thing):
+            return port < _EPHEMERAL
         return _is_of_client(plain(thing.local), plain(thing.remote))
 
     def _pipe(self, row: int, pid: int) -> _Named:
@@ -212,18 +212,13 @@ class _Namer:
 
 def _is_connected(object_row: ObjectRow) -> bool:
     if object_row.kind == ObjectKind.SOCKET:
-        asks = _is_unconnected_udp(object_row) and object_row.local.startswith(_ANY)  # bound by its first sendto()
-        answered = asks and _port_of(object_row.local) >= _EPHEMERAL
-        return bool(object_row.remote or object_row.peer_inode or object_row.peer_pid > 0 or answered)
+        by_sendto = object_row.local.startswith(_ANY) and _unconnected_port(object_row) >= _EPHEMERAL  # bound by it
+        return bool(object_row.remote or object_row.peer_inode or object_row.peer_pid > 0 or by_sendto)
     return object_row.kind == ObjectKind.PIPE
 
 
-def _is_unconnected_udp(object_row: ObjectRow) -> bool:
-    return object_row.protocol == "udp" and bool(object_row.local) and not object_row.remote
-
-
-def _port_of(address: str) -> int:
-    match = _PORT.fullmatch(address)
+def _unconnected_port(socket: ObjectRow) -> int:
+    match = _PORT.fullmatch(socket.local) if socket.protocol == "udp" and not socket.remote else None
     return int(match[2]) if match else 0
 
 
