@@ -207,7 +207,8 @@ class _Namer:
             return _Named(f"{protocol} {remote}{end}", f"{protocol} {lasting}{stable_end}")
         listens = protocol in ("tcp", "mptcp", "sctp") and local
         text = f"{protocol}{' listen' if listens else ''} {local}".rstrip()
-        return _Named(text if local else f"{text} inode {socket.inode}", text)
+        lasting = text.rpartition(":")[0] if _unconnected_port(socket) >= _EPHEMERAL else text
+        return _Named(text if local else f"{text} inode {socket.inode}", lasting)
 
 
 def _is_connected(object_row: ObjectRow) -> bool:
