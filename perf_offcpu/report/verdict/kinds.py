@@ -56,10 +56,10 @@ def kinds_of(profile: Profile, chosen: Bool, subject: Profile, waits: Waits) -> 
     by_thread = (samples.waker_tid >= 0) & ~samples.has(SampleFlag.WAKER_INTERRUPT)
     by_recorded = by_thread & is_one_of(samples.waker_tid, recorded)
     elsewhere = (waits.wait_class == WaitClass.CHILD) & (by_recorded | ~by_thread)
-    elsewhere |= _timers(profile, subject, waits, idle)
     for_child = (waits.wait_class == WaitClass.PIPE) & by_recorded & _by_descendants(subject)
     elsewhere |= for_child | waits_for_work
-    elsewhere |= ~idle & _naps(profile, subject, waits, idle | elsewhere, for_child | ~(idle | broken_off), for_child)
+    of_others = for_child | ~(idle | broken_off)
+    elsewhere |= ~idle & _naps(profile, subject, waits, idle, elsewhere, of_others, for_child)
     return np.where(idle, Kind.IDLE, np.where(elsewhere, Kind.ELSEWHERE, Kind.COUNTED))
 
 
@@ -121,22 +121,26 @@ def _by_descendants(subject: Profile) -> Bool:
     return below
 
 
-def _naps(profile: Profile, subject: Profile, waits: Waits, left_out: Bool, of_others: Bool, for_child: Bool) -> Bool:
+def _naps(
+    profile: Profile, subject: Profile, waits: Waits, idle: Bool, elsewhere: Bool, of_others: Bool, for_child: Bool
+) -> Bool:
     """Return bool[waits]: True for naps: sleeps of threads that only sleep, while other threads do something. Sleeps
     are no naps if other threads waited for the sleeper for more than a tenth of its sleep, or if it waited for a lock
     or a CPU for a tenth of its time: a lock that it takes for a moment (CPython's) is no reason to count them; nor are
     sleeps of a thread whose life is less than half of the recording. Waits for work that the sleeper brings count if
     every second sleep or more brings some: it is the last one at a barrier, or a producer, and does not look for work
-    from time to time. `left_out`: bool[waits], True for waits that do not count for another reason. `of_others`: True
-    for waits that show that a sleeper was awaited. `for_child`: True for waits for the output of a recorded child."""
-    samples, budget = subject.samples, profile.budget
+    from time to time. If no other thread does anything, only timers nap, of a server whose main thread is idle: threads
+    that sleep again and again, and neither wake other threads nor are woken by them. `idle`, `elsewhere`: bool[waits],
+    True for waits that do not count for another reason. `of_others`: True for waits that show that a sleeper was
+    awaited. `for_child`: True for waits for the output of a recorded child."""
+    samples, budget, left_out = subject.samples, profile.budget, idle | elsewhere
     is_sleep = waits.wait_class == WaitClass.SLEEP
     does_nothing = is_sleep | np.isin(waits.wait_class, (WaitClass.LOCK, WaitClass.RUNQUEUE))
     naps: Bool = _of_passive_threads(profile, subject, does_nothing) | _ticks(subject, is_sleep, does_nothing)
     naps &= is_sleep & _of_passive_threads(profile, subject, is_sleep, _NAPPING_PERCENT)
     naps &= ~_of_brief_threads(subject)
-    ended = of_others & (samples.waker_tid != samples.tid) & ~samples.has(SampleFlag.WAKER_INTERRUPT)
-    first, thread_of = group(np.append(samples.tid, np.where(ended, samples.waker_tid, np.int32(-1))))
+    ended = (samples.waker_tid != samples.tid) & (samples.waker_tid > 0) & ~samples.has(SampleFlag.WAKER_INTERRUPT)
+    first, thread_of = group(np.append(samples.tid, np.where(ended & of_others, samples.waker_tid, np.int32(-1))))
     sleeper, ender = np.split(thread_of, 2)
     napper, fed = np.where(naps, sleeper, -1), np.where(waits.for_work, ender, -1)
     sleeps, meals = (sum_by(which, samples.count, len(first)) for which in (napper, fed))
@@ -145,8 +149,11 @@ def _naps(profile: Profile, subject: Profile, waits: Waits, left_out: Bool, of_o
     naps &= (awaited <= slept // _AWAITED_PART)[sleeper]
     others = ~is_one_of(budget.tid, samples.tid[naps | left_out])
     active = int(samples.period[~naps & ~left_out].sum()) + int(budget.running_ns[others].sum())
-    is_alone = active <= int(samples.period[naps].sum()) // 100
-    return np.zeros(len(naps), np.bool_) if is_alone else naps
+    if active > int(samples.period[naps].sum()) // 100:
+        return naps
+    naps &= is_one_of(samples.pid, samples.pid[idle & (samples.tid == samples.pid)])
+    naps &= ~is_one_of(samples.tid, np.append(samples.waker_tid[ended], samples.tid[ended]))
+    return naps & (np.bincount(sleeper, naps) >= _TICKS)[sleeper]
 
 
 def _ticks(subject: Profile, is_sleep: Bool, does_nothing: Bool) -> Bool:
@@ -161,20 +168,6 @@ def _ticks(subject: Profile, is_sleep: Bool, does_nothing: Bool) -> Bool:
     passive = sum_by(np.where(inside, thread_of, -1), samples.period, len(first))
     is_ticking: Bool = passive >= (end - begin) // 100 * _PASSIVE_PERCENT
     return (is_ticking & (np.bincount(thread_of, is_sleep, len(first)) >= _TICKS))[thread_of]
-
-
-def _timers(profile: Profile, subject: Profile, waits: Waits, idle: Bool) -> Bool:
-    """Return bool[waits]: True for naps of a server that has nothing to do: of threads that sleep again and again, and
-    neither wake others nor are woken by them, while all others of the process are idle, the main thread among them."""
-    samples, is_sleep = subject.samples, waits.wait_class == WaitClass.SLEEP
-    ended = (samples.waker_tid != samples.tid) & (samples.waker_tid > 0) & ~samples.has(SampleFlag.WAKER_INTERRUPT)
-    is_tied = is_one_of(samples.tid, np.append(samples.waker_tid[ended], samples.tid[ended]))
-    thread_of = group(samples.tid, samples.pid)[1]
-    timers = ~idle & ~is_tied & (np.bincount(thread_of, is_sleep) >= _TICKS)[thread_of]
-    timers &= _of_passive_threads(profile, subject, is_sleep)
-    is_served = is_one_of(samples.pid, samples.pid[idle & (samples.tid == samples.pid)])
-    naps: Bool = timers & is_sleep & is_served & ~is_one_of(samples.pid, samples.pid[~idle & ~timers])
-    return naps
 
 
 def _of_brief_threads(subject: Profile) -> Bool:
