@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trees of stacks by name: paths, calls, weights, comparison."""
+"""Trees of stacks by function name, calls between functions, weights, and columns for sort keys."""

@@ -16,7 +16,7 @@ from perf_offcpu.structs import mutable
 
 @mutable
 class Calls:
-    """Declares k functions and the m calls between them as columns; weights are in the unit of the profile's events."""
+    """k functions and the m calls between them, as columns; weights are in the unit of the profile's events."""
 
     names: list[Name]  # the k functions that are on a stack
     own: I64  # int64[k], weight of samples that end in it
@@ -30,7 +30,8 @@ class Calls:
 
 
 def calls_of(profile: Profile, options: PathOptions, chosen: Bool) -> Calls:
-    """Return the calls on all stacks of a profile, threads merged; `chosen`: bool[samples], samples to count."""
+    """Return the functions and calls on the stacks of all threads together. `chosen`: bool[samples], the samples to
+    count."""
     tree = build_paths(profile, options, rooted=False)
     own, waits = (tree.total(np.where(chosen, column, 0)) for column in (profile.samples.period, profile.samples.count))
     below = subtree_sums(tree, own)
@@ -53,7 +54,7 @@ def calls_of(profile: Profile, options: PathOptions, chosen: Bool) -> Calls:
 
 
 def subtree_sums(tree: PathTree, values: I64) -> I64:
-    """Return int64[nodes]: the sum over each node and all nodes below it."""
+    """Return int64[nodes]: the sum of `values`, int64[nodes], over each node and all nodes below it."""
     sums, depth = values.copy(), depths(tree.parent)
     by_depth = np.argsort(-depth, kind="stable")
     bounds = np.flatnonzero(np.diff(depth[by_depth], prepend=-1, append=-1))
@@ -65,7 +66,8 @@ def subtree_sums(tree: PathTree, values: I64) -> I64:
 
 
 def outermost(parent: I32, key: NDArray[np.integer]) -> Bool:
-    """Return bool[nodes]: True if no ancestor of the node has its key (int[nodes]); climbs from all nodes at once."""
+    """Return bool[nodes]: True if no ancestor of the node has the same `key` (int[nodes]). `parent`: int32[nodes], -1
+    for a root."""
     result = np.ones(len(parent), np.bool_)
     node = np.flatnonzero(parent >= 0)
     above = parent[node]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Follow wake-ups back: who woke the sleeper, who had woken that thread before, and so on. A hop is a wake-up: the comm
-of the waker, and where it was. The next hop is the wake-up that ended the last wait of the waker, if that wait ended
+"""Follow wake-ups back: who woke the sleeper, who had woken that thread before, and so on. A hop is one wake-up: the
+comm of the waker, and its stack. The next hop is the wake-up that ended the last wait of the waker, if that wait ended
 within the sleeper's wait: a wait that ended earlier did not delay the sleeper. Source: chain graphs,
 https://www.brendangregg.com/FlameGraphs/offcpuflamegraphs.html."""
 
@@ -21,13 +21,13 @@ MAX_HOPS = 32  # most wake-ups of a chain that are shown: no picture shows longe
 
 
 def waker_name(label: str, dso: str = "") -> Name:
-    """Return a name of kind WAKER, `LABEL_[w]`, for a waker's comm or for one of its frames."""
+    """Return the name `LABEL_[w]`, of kind WAKER. `label`: a waker's comm or the function of a frame of its stack."""
     return Name(label + WAKER_SUFFIX, dso, NameKind.WAKER)
 
 
 def _wakers_of(profile: Profile, options: PathOptions) -> tuple[list[Name], I64]:
-    """Return the distinct names (comm and, with options, pid and tid) of threads that ended waits, the first for no
-    waker, and int64[samples]: the row of each sample's waker in them, 0 if it is not known or the sample is no wait."""
+    """Return the distinct names (comm and, with options, pid and tid) of threads that ended waits, after an empty name;
+    and int64[samples]: the index of each sample's waker in them, 0 if it is not known or the sample is no wait."""
     tracks, waker = with_wakers(profile, timeline_of(profile))
     with_pid, with_tid = options.pid or options.tid, options.tid
     ids = ((track.pid if with_pid else None, track.tid if with_tid else None) for track in tracks)
@@ -41,9 +41,9 @@ def _wakers_of(profile: Profile, options: PathOptions) -> tuple[list[Name], I64]
     return [names[row] for row in name[first].tolist()], group_of[1:]
 
 
-def wakers_once(profile: Profile, options: PathOptions, *, known: bool = True) -> WakerChains:
-    """Return chains of one hop, the direct waker; or of no hop if `known` is False, for trees without wakers."""
-    if not known:
+def direct_wakers(profile: Profile, options: PathOptions, *, shown: bool = True) -> WakerChains:
+    """Return chains of one hop, the direct waker; without any hop if wakers are not `shown`."""
+    if not shown:
         return WakerChains([], np.zeros(len(profile.samples), np.int64), [])
     names, name = _wakers_of(profile, options)
     stack = np.where(name > 0, profile.samples.waker_stack.astype(np.int64), -1)
@@ -51,8 +51,8 @@ def wakers_once(profile: Profile, options: PathOptions, *, known: bool = True) -
 
 
 def waker_chains(profile: Profile, options: PathOptions) -> WakerChains:
-    """Return the chains of all samples of a profile that has all threads, up to MAX_HOPS hops: see the module."""
-    chains = wakers_once(profile, options)
+    """Return the chains of all samples, of up to MAX_HOPS hops; see the module. The profile has all threads."""
+    chains = direct_wakers(profile, options)
     first, stack = chains.hops[0]
     table = WaitTable(profile, timeline_of(profile))
     row_of = np.full(len(profile.samples), -1, np.int64)
@@ -71,5 +71,5 @@ def waker_chains(profile: Profile, options: PathOptions) -> WakerChains:
         if not name.any():
             break
         chains.hops.append((name, place))
-        chains.of = group(chains.of, name, place)[1]
+        chains.chain = group(chains.chain, name, place)[1]
     return chains

@@ -33,7 +33,8 @@ Label = Callable[[int], str]  # row of the samples → text of its value
 
 
 def column_of(key: str, profile: Profile, waits: Waits) -> tuple[I64, Label]:
-    """Return int64[samples], equal for equal values of a sort key, and a function from row of the samples to text."""
+    """Return int64[samples], equal for equal values of a sort key, and a function from sample row to the text of its
+    value."""
     samples, strings = profile.samples, profile.strings
     simple: dict[str, tuple[NDArray[np.integer], Label]] = {
         "comm": (samples.comm, lambda row: thread_label(strings[samples.comm[row]])),
@@ -54,13 +55,13 @@ def column_of(key: str, profile: Profile, waits: Waits) -> tuple[I64, Label]:
 
 
 def cgroup_label(profile: Profile, cgroup: int) -> str:
-    """Return the path of a cgroup (printable); its id in decimal if no path is known, UNKNOWN for id 0."""
+    """Return the path of a cgroup, printable; its id in decimal if the path is not known, UNKNOWN for id 0."""
     path = profile.cgroups.get(cgroup)
     return printable(path) if path is not None else str(cgroup) if cgroup else UNKNOWN
 
 
 def _container(profile: Profile) -> tuple[I64, Label]:
-    """Return the column of names of containers and services, by the path of the cgroup."""
+    """Return `column_of` the names of containers and services, by the paths of cgroups."""
     values, row_of = np.unique(profile.samples.cgroup, return_inverse=True)
     names = [container_of(profile.cgroups.get(cgroup, "")) for cgroup in values.tolist()]
     labels, column = np.unique([printable(name) or UNKNOWN for name in names], return_inverse=True)
@@ -69,12 +70,13 @@ def _container(profile: Profile) -> tuple[I64, Label]:
 
 
 def _leaf_frames(profile: Profile) -> I64:
-    """Return int64[samples]: the row in `profile.frames` of the innermost frame; -1 for a sample without a stack."""
+    """Return int64[samples]: the row in frames of the innermost frame; -1 for a sample without a stack."""
     return np.append(profile.stacks.frame, -1).astype(np.int64)[profile.samples.stack]
 
 
 def symbol_label(name: Name) -> str:
-    """Return a function as perf report shows it, `[k] NAME` or `[.] NAME`; marks (`[truncated]`) have no letter."""
+    """Return a function as perf report shows it, `[k] NAME` or `[.] NAME`; a mark such as `[truncated]` has blanks
+    instead."""
     letters = {NameKind.KERNEL: "[k]", NameKind.MARK: "   "}
     return f"{letters.get(name.kind, '[.]')} {name.label}"
 
@@ -102,7 +104,7 @@ def _state(profile: Profile) -> tuple[I64, Label]:
 
 
 def _waker(profile: Profile) -> tuple[I64, Label]:
-    """Return the column of the waker's comm at the wake-up. All interrupts are one group; sums have no waker."""
+    """Return `column_of` the waker's comm at the wake-up. All interrupts are one value; sums have no waker."""
     samples, comms = profile.samples, profile.comms
     row = rows_at(comms.tid, comms.begin_ns, samples.waker_tid, samples.wakeup_ns)
     column = np.append(comms.comm, 0).astype(np.int64)[row]
@@ -115,7 +117,8 @@ def _waker(profile: Profile) -> tuple[I64, Label]:
 
 
 def object_column(profile: Profile, *, lasting: bool = False) -> tuple[I64, Label]:
-    """Return the column of names of objects; if `lasting`, without addresses and ids, equal in other recordings."""
+    """Return `column_of` the names of objects; if `lasting`, without addresses and ids, so that two recordings can be
+    compared."""
     samples, objects, strings = profile.samples, profile.objects, profile.strings
     named, names = samples.object >= 0, objects.stable if lasting else objects.name
     column = np.append(names, 0).astype(np.int64)[samples.object]
@@ -131,14 +134,15 @@ def _syscall(profile: Profile, waits: Waits) -> tuple[I64, Label]:
 
 @mutable
 class Texts:
-    """Column of n texts: the distinct texts, and `codes` int64[n], index of the text of each row; -1 for none."""
+    """Column of n texts. `texts`: the distinct texts; `codes`: int64[n], index in `texts` of the text of each row, -1
+    for none."""
 
     texts: list[str]
     codes: I64
 
 
 def sample_texts(profile: Profile, waits: Waits) -> dict[str, Texts]:
-    """Return name (as in `convert.dataframe.COLUMNS`) → column of texts of all samples."""
+    """Return name, as in `convert.dataframe.COLUMNS`, → the texts of all samples in this column."""
     samples, offcpu = profile.samples, profile.is_offcpu()
     events = [event.name for event in profile.evsels]
     network = network_of(profile, waits).cause
@@ -159,25 +163,27 @@ def sample_texts(profile: Profile, waits: Waits) -> dict[str, Texts]:
     }
 
 
-def _only(known: Bool, codes: NDArray[Any]) -> I64:
-    return np.where(known, codes.astype(np.int64), -1)
+def _only(has_value: Bool, codes: NDArray[Any]) -> I64:
+    return np.where(has_value, codes.astype(np.int64), -1)
 
 
 def merged(texts: Sequence[str], codes: I64, has_value: Bool | None = None) -> Texts:
-    """Return the column of `texts[codes]`, equal texts once; a row where `has_value` (bool[n]) is False has code -1."""
+    """Return the texts `texts[codes[i]]` as a column; equal texts get one code. `has_value`: bool[n], where False a row
+    has code -1."""
     place: dict[str, int] = {}
     place_of = np.array([*(place.setdefault(text, len(place)) for text in texts), -1], np.int64)[codes]
     return Texts(list(place), place_of if has_value is None else _only(has_value, place_of))
 
 
-def named(column: NDArray[Any], strings: Strings, known: Bool | None = None) -> Texts:
-    """Return the column of `strings[column]`, printable; a row where `known` (bool[n]) is False has no text."""
-    return _by_value(column, strings.__getitem__, known)
+def named(column: NDArray[Any], strings: Strings, has_value: Bool | None = None) -> Texts:
+    """Return the texts `strings[column[i]]` as a column, printable. `has_value`: bool[n], where False a row has code
+    -1."""
+    return _by_value(column, strings.__getitem__, has_value)
 
 
-def _by_value(column: NDArray[Any], text_of: Callable[[int], str], known: Bool | None) -> Texts:
+def _by_value(column: NDArray[Any], text_of: Callable[[int], str], has_value: Bool | None) -> Texts:
     values, inverse = np.unique(column, return_inverse=True)
-    return merged([printable(text_of(value)) for value in values.tolist()], inverse.astype(np.int64), known)
+    return merged([printable(text_of(value)) for value in values.tolist()], inverse.astype(np.int64), has_value)
 
 
 def _states(profile: Profile) -> Texts:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Declare the names in paths, chains of wakers, and options. Imports little: command lines use it, too."""
+"""Options of trees of paths, their names, and chains of wakers. Imports little: command lines use it, too."""
 
 import enum
 from typing import TYPE_CHECKING, NamedTuple, Self
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class NameKind(enum.IntEnum):
-    """Distinguishes the names in a tree of paths."""
+    """Kind of a name in a tree of paths."""
 
     USER = 0
     KERNEL = 1
@@ -21,7 +21,7 @@ class NameKind(enum.IntEnum):
 
 
 class Name(NamedTuple):
-    """Text of a node in a tree of paths. `label` and `dso` (a basename, "" if it is no frame) are printable."""
+    """Name of a node in a tree of paths. `label` and `dso` (a basename, "" if the node is no frame) are printable."""
 
     label: str
     dso: str
@@ -30,20 +30,21 @@ class Name(NamedTuple):
 
 @mutable
 class WakerChains:
-    """Chains of wakers of n samples as columns: for each hop, the direct waker first, name and stack of the waker."""
+    """Chains of wakers of n samples, as columns by hop: the direct waker first, then the waker of that waker, and so
+    on."""
 
     names: list[Name]  # of wakers; the first stands for no waker
-    of: "I64"  # int64[n], samples with the same number have the same chain
+    chain: "I64"  # int64[n], number of each sample's chain; equal chains have equal numbers
     hops: "list[tuple[I64, I64]]"  # of each hop: int64[n], index into names, 0 none; int64[n], stack, -1 none
 
     def take(self, rows: "Bool") -> Self:
-        """Return the chains of the samples in a mask, bool[n]; names are shared."""
-        return type(self)(self.names, self.of[rows], [(name[rows], stack[rows]) for name, stack in self.hops])
+        """Return the chains of the samples that a mask, bool[n], selects; names are shared."""
+        return type(self)(self.names, self.chain[rows], [(name[rows], stack[rows]) for name, stack in self.hops])
 
 
 @frozen
 class PathOptions:
-    """Chooses what a tree of paths shows of threads, frames and leaves."""
+    """Options for what a tree of paths shows of threads, frames and leaves."""
 
     pid: bool = False  # show the pid after the comm
     tid: bool = False  # show pid and tid after the comm

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from perf_offcpu import text
 from perf_offcpu.analysis.selection.states import STATES, state_codes
-from perf_offcpu.callpaths.chains import WAKER_DELIMITER, waker_name, wakers_once
+from perf_offcpu.callpaths.chains import WAKER_DELIMITER, direct_wakers, waker_name
 from perf_offcpu.callpaths.options import Name, NameKind, PathOptions
 from perf_offcpu.model.callchains import Ragged, path_lengths, paths_of_nodes
 from perf_offcpu.model.columns import I32, I64, U8, Bool, distinct, group, sum_by
@@ -41,7 +41,7 @@ MARKS = ("", text.TRUNCATED, text.MISSED_USER_STACK, text.MISSED_STACK, text.NO_
 
 @mutable
 class PathTree:
-    """Tree of n nodes in which a node is a path of names from a root; parents come first: `parent[node] < node`."""
+    """Tree of n nodes; a node is a path of names from a root. Parents come first: `parent[node] < node`."""
 
     names: list[Name]  # the names of nodes; several nodes may share one
     parent: I32  # int32[n]; -1 for a root
@@ -55,31 +55,33 @@ class PathTree:
         return len(self.parent)
 
     def total(self, values: NDArray[np.int64]) -> I64:
-        """Return int64[n]: the sum of `values` (one per sample) over the samples that end at each node (exclusive)."""
+        """Return int64[n]: for each node, the sum of `values` (one per sample) over the samples that end there, not
+        below it."""
         return sum_by(self.of_sample.astype(np.int64), values, len(self))
 
     def paths(self, nodes: I64) -> Ragged:
-        """Return a row for each of k nodes: the names (indices into `names`) from the root to the node, root first."""
+        """Return a row for each of k nodes: the names from the root to the node, as indices into `names`, root
+        first."""
         offsets, path = paths_of_nodes(self.parent, nodes)
         return Ragged(offsets, self.name[path].astype(np.uint64))
 
     def names_of(self, nodes: NDArray[np.integer]) -> list[tuple[Name, ...]]:
-        """Return, for each node, the names on its path, root first."""
+        """Return, for each node, the names from the root to the node, root first."""
         paths = self.paths(nodes.astype(np.int64))
         return [tuple(self.names[name] for name in paths.row(row).tolist()) for row in range(len(nodes))]
 
 
 def build_paths(profile: Profile, options: PathOptions, *, rooted: bool = True, merged: bool = True) -> PathTree:
-    """Build the tree of all samples of a profile. `options`: choose roots (pid, tid), names (kernel, addrs) and leaves
-    (state, waker_stack, chains). `rooted`: without, threads share one tree, and its roots are the outermost frames and
-    marks. `merged`: without, every address of a function is a name of its own."""
+    """Build the tree of all samples of a profile. `options` choose roots (pid, tid), names (kernel, addrs) and leaves
+    (state, waker_stack, chains). If not `rooted`, the threads share one tree, whose roots are the outermost frames and
+    marks. If not `merged`, each address is a name of its own, though several are in one function."""
     samples = profile.samples
     top, below = marks_of(samples)
     state = state_codes(samples) if options.state else np.zeros(len(samples), np.uint8)
     asked = ((True, samples.comm), (options.pid or options.tid, samples.pid), (options.tid, samples.tid))
     roots: list[NDArray[np.integer]] = [column for is_asked, column in asked if rooted and is_asked]
-    chains = options.chains or wakers_once(profile, options, known=options.waker_stack)
-    first, group_of = group(*roots, top, below, state, chains.of, samples.stack)
+    chains = options.chains or direct_wakers(profile, options, shown=options.waker_stack)
+    first, group_of = group(*roots, top, below, state, chains.chain, samples.stack)
     builder = _Builder(profile, options, merged)
     base = builder.add_roots([column[first] for column in roots], len(first))
     base = builder.add_leaves(base, top[first], MARKS)
@@ -97,9 +99,9 @@ def build_paths(profile: Profile, options: PathOptions, *, rooted: bool = True, 
 def paths_with_wakers(
     profile: Profile, options: PathOptions, *, rooted: bool = False, merged: bool = True
 ) -> tuple[PathTree, I64]:
-    """Build a tree that holds the stacks of wakers, too, so that one numbering serves both. Also return int64[samples],
-    the node at which the stack of each sample's waker ends, -1 if that is not known. If `rooted`, stacks of wakers hang
-    below one root of their own: a thread without a name."""
+    """Build a tree that also holds the stacks of wakers, so that both are numbered alike. Return it, and
+    int64[samples]: the node at which the stack of each sample's waker ends, -1 if it is not known. If `rooted`, stacks
+    of wakers hang below one root of their own, a thread without a name. `merged`: as in `build_paths`."""
     samples = profile.samples
     rows = np.flatnonzero(samples.waker_stack >= 0)
     stacks, inverse = np.unique(samples.waker_stack[rows], return_inverse=True)
@@ -115,7 +117,8 @@ def paths_with_wakers(
 
 
 def marks_of(samples: ProfileSamples) -> tuple[U8, U8]:
-    """Return uint8[samples] twice: index into MARKS of the mark above the frames; 1 if a kernel mark is below them."""
+    """Return uint8[samples] twice: index in MARKS of the mark between root and frames; 1 where a mark for missing
+    kernel frames follows the leaf."""
     bare = samples.stack < 0
     user_lost = samples.has(SampleFlag.NO_USER_STACK | SampleFlag.UNMERGED)
     kernel_lost = samples.has(SampleFlag.NO_KERNEL_STACK)
@@ -124,8 +127,8 @@ def marks_of(samples: ProfileSamples) -> tuple[U8, U8]:
 
 
 def with_older(new: Profile, old: Profile | None) -> tuple[Profile, Bool]:
-    """Append the samples of an older profile, to compare both in one tree; threads, losses, cgroups and meta stay the
-    new one's. Also return bool[samples]: True for samples of the older profile."""
+    """Return a profile with the samples of `new`, then those of `old`, to compare both in one tree, and bool[samples]:
+    True for samples of `old`. Threads, losses, cgroups and meta are those of `new`."""
     if old is None:
         return new, np.zeros(len(new.samples), np.bool_)
     both = join([new, old], new.meta.nr_cpus)
@@ -135,9 +138,9 @@ def with_older(new: Profile, old: Profile | None) -> tuple[Profile, Bool]:
 
 
 def name_frames(profile: Profile, rows: I64, options: PathOptions) -> tuple[list[Name], I64]:
-    """Return the distinct names of n frames (`rows` int64[n]), and int64[n], the index of each frame's name in them.
+    """Return the distinct names of n frames (`rows`: int64[n]), and int64[n]: the index in them of each frame's name.
     The frames of a profile differ by address; a view that kept them apart would show a caller once for each of its call
-    sites. Names are unique by (label, dso, kernel or user). Only `addrs` and `kernel` of the options are used."""
+    sites. Names are distinct by label, dso, and kernel or user. Of the options only `addrs` and `kernel` are used."""
     frames, strings = profile.frames.take(rows), profile.strings
     kernel = frames.is_kernel()
     address = np.where((frames.symbol == 0) & options.addrs, frames.address, np.uint64(0))
@@ -152,8 +155,8 @@ def name_frames(profile: Profile, rows: I64, options: PathOptions) -> tuple[list
 
 
 class _Builder:
-    """Collects nodes, level after level, and their names. `np.unique` finds the nodes that are needed, level by level
-    up from the leaves; then each level is grouped by name, down from the roots."""
+    """Collects nodes, level after level, and their names. `_levels` finds the nodes of the stacks, level by level up
+    from the leaves; then each level is grouped by name, down from the roots."""
 
     def __init__(self, profile: Profile, options: PathOptions, merged: bool) -> None:
         self._profile, self._options, self._merged = profile, options, merged
@@ -168,7 +171,7 @@ class _Builder:
         return PathTree(self.names, parent.astype(np.int32), name.astype(np.int32), of_sample, frames)
 
     def _add(self, parent: I64, name: I64) -> I64:
-        """Add a node for each distinct (parent, name) pair; return int64[n]: the node of each pair."""
+        """Add a node for each distinct pair (parent[i], name[i]); return int64[n]: the node of each pair."""
         first, group_of = group(parent, name)
         self._parents.append(parent[first])
         self._names.append(name[first])
@@ -181,7 +184,8 @@ class _Builder:
         return len(self.names) - len(names)
 
     def add_roots(self, columns: list[NDArray[np.integer]], groups: int) -> I64:
-        """Add a root for each distinct row of `columns` (comm, pid, tid); return int64[groups]: its node, or -1."""
+        """Add a root for each distinct row of `columns` (comm, pid, tid); return int64[groups]: the root of each row,
+        -1 without columns."""
         if not columns:
             return np.full(groups, -1)
         first, group_of = group(*columns)
@@ -194,7 +198,7 @@ class _Builder:
         """Add the frames of stack[i], root first, below node base[i], for each group i of samples. `stack`: rows in the
         profile's stacks, -1 none. Return int64[groups]: node of the innermost frame; base[i] without a stack."""
         frame = self._profile.stacks.frame
-        levels = _needed(self._profile.stacks.parent, base, stack)
+        levels = _levels(self._profile.stacks.parent, base, stack)
         name_of_frame = self._name_frames([level.stack for level in levels])
         leaf, above = base.copy(), np.empty(0, np.int64)
         for level in levels:
@@ -204,7 +208,8 @@ class _Builder:
         return leaf
 
     def add_inverted(self, node: I64, stack: I64) -> I64:
-        """Add each group's `stack` (-1 none) below its `node`, leaf first; return int64[groups]: the last node."""
+        """Add the frames of `stack[i]` (-1 none), leaf first, below `node[i]`, for each group i of samples; return
+        int64[groups]: the last node added, else `node[i]`."""
         parent, frame = self._profile.stacks.parent, self._profile.stacks.frame
         levels: list[NDArray[np.integer]] = [distinct(stack[stack >= 0])]
         while len(levels[-1]):
@@ -219,7 +224,8 @@ class _Builder:
         return node
 
     def _name_frames(self, levels: Sequence[NDArray[np.integer]], *, of_waker: bool = False) -> I64:
-        """Add names for frames of `levels` (rows in stacks); return int64[frames]: name of each, -1 not in levels."""
+        """Add names for the frames of the rows in stacks of all `levels`. Return int64[frames]: the name of each frame;
+        -1 if it is not in them."""
         used: Bool = np.zeros(len(self._profile.frames), np.bool_)
         for level in levels:
             used[self._profile.stacks.frame[level]] = True
@@ -237,11 +243,13 @@ class _Builder:
         return name_of_frame
 
     def add_leaves(self, node: I64, code: NDArray[np.integer], labels: Sequence[str]) -> I64:
-        """Add the mark `labels[code]` below each node whose code is not 0; return the new node, else the old one."""
+        """Add a mark named `labels[code[i]]` below node[i] where the code is not 0; return int64[groups]: the new
+        nodes, else the old ones."""
         return self.add_names(node, code, [Name(label, "", NameKind.MARK) for label in labels])
 
     def add_names(self, node: I64, code: NDArray[np.integer], names: list[Name]) -> I64:
-        """Add a node `names[code]` below each node whose code is not 0; return the new node, else the old one."""
+        """Add a node named `names[code[i]]` below node[i] where the code is not 0; return int64[groups]: the new nodes,
+        else the old ones."""
         offset = self._new_names(names)
         node, marked = node.copy(), np.flatnonzero(code)
         node[marked] = self._add(node[marked], offset + code[marked].astype(np.int64))
@@ -250,7 +258,8 @@ class _Builder:
 
 @mutable
 class _Level:
-    """Holds the k distinct (base, stack) pairs of one depth on the way from the root to the stack of some group."""
+    """The k distinct (base, stack) pairs of one depth of stacks: nodes between the root and the leaf of some group's
+    stack."""
 
     base: I64  # int64[k], the node below which the stack hangs
     stack: I64  # int64[k], rows in the profile's stacks, all of one depth
@@ -259,8 +268,8 @@ class _Level:
     parent: I64  # int64[k], position of the parent in the level above; empty in the first
 
 
-def _needed(parent: I32, base: I64, stack: I64) -> list[_Level]:
-    """Return the levels of distinct pairs on the way from the root to each group's (base, stack), root first."""
+def _levels(parent: I32, base: I64, stack: I64) -> list[_Level]:
+    """Return the levels of the stacks `stack[i]` below nodes `base[i]`, roots first. `parent`: of all stacks."""
     depth = path_lengths(parent, stack)
     order = np.argsort(depth, kind="stable")
     bounds = np.searchsorted(depth[order], np.arange(int(depth.max(initial=0)) + 2))

@@ -20,7 +20,7 @@ def events_of(profile: Profile) -> list[Evsel]:
 
 
 def title_of(profile: Profile, title: str = "") -> str:
-    """Return `title`, or by default a title of kind of samples, events, machine and command; printable."""
+    """Return `title`; if it is "", a title made of the kind of the samples, events, machine and command; printable."""
     if title:
         return printable(title)
     off = profile.is_offcpu()
@@ -35,7 +35,7 @@ def title_of(profile: Profile, title: str = "") -> str:
 
 
 def unit_of(profile: Profile) -> str:
-    """Return the unit of all weights of a profile: "ns", or "" for occurrences. Raises UsageError if its events have
+    """Return the unit of all weights of a profile: "ns", or "" for occurrences. Raise UsageError if its events have
     different units, so that a sum would mean nothing."""
     units = {event.unit: event.name for event in events_of(profile)}
     if len(units) > 1:
@@ -45,8 +45,8 @@ def unit_of(profile: Profile) -> str:
 
 
 def unit_factor(profile: Profile, unit: str) -> int:
-    """Return the number by which weights are divided for `unit` (1e6 for "ms", 1 for ""). Raises UsageError if that is
-    a unit of time and the profile's weights are not in ns."""
+    """Return the number by which weights are divided for a `unit` of time (10^6 for "ms"); 1 for "". Raise UsageError
+    if a unit is given and the profile's weights are not in ns."""
     own = unit_of(profile)
     if unit and own != "ns" and len(profile.samples):
         names = ", ".join(event.name for event in events_of(profile))
@@ -55,9 +55,9 @@ def unit_factor(profile: Profile, unit: str) -> int:
 
 
 def in_units(weights: I64, factor: int) -> I64:
-    """Divide weights by `factor` to integers whose sum is the rounded sum of the quotients. Each is rounded down, and
-    weights that lost most (at a tie the earlier) get one more each, as far as the total needs it. So every weight is
-    off by less than one, the total by at most a half."""
+    """Divide weights by `factor` to integers that sum to the rounded quotient of the total. Each is rounded down; then
+    the weights with the largest remainders (at a tie the earlier) get one more each, until the total is right. So every
+    weight is off by less than one, the total by at most a half."""
     quotients, rest = np.divmod(weights, factor)
     missing = (int(rest.sum()) + factor // 2) // factor
     quotients[np.argsort(-rest, kind="stable")[:missing]] += 1
@@ -68,7 +68,7 @@ _NS = ((10**9, "s"), (10**6, "ms"), (10**3, "us"))
 
 
 def amount(value: int, unit: str) -> str:
-    """Format a weight for people: ns as s, ms or us with three decimals (`1.234 ms`), others as `VALUE UNIT`."""
+    """Format a weight: ns as s, ms or us with three decimals (`1.234 ms`), others as `VALUE UNIT`."""
     if unit == "ns":
         for size, name in _NS:
             if abs(value) >= size:

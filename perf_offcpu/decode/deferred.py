@@ -41,7 +41,7 @@ def without_user_parts(chains: Ragged, chosen: Bool | bool = True) -> Ragged:
 def join_parts(kernel: Ragged, user: Ragged) -> Ragged:
     """Return n callchains: kernel[i], then the marker USER and user[i] unless user[i] is empty."""
     offsets = offsets_of((user.lengths > 0).astype(np.int64))
-    return Ragged.beside([kernel, Ragged(offsets, np.full(int(offsets[-1]), _USER)), user])
+    return Ragged.hstack([kernel, Ragged(offsets, np.full(int(offsets[-1]), _USER)), user])
 
 
 def _kernel_lengths(chains: Ragged) -> I64:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Columns and interning: the Recording and the Profile. Knows nothing of files."""
+"""Recordings and profiles as columns, with texts and callchains that are kept once. Nothing here knows of files."""

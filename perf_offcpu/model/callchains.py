@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hold callchains before symbolization, ragged rows of raw words, and find equal ones; hold snapshots of stacks.
+"""Callchains before symbolization, as ragged rows of raw words; snapshots of user stacks; trees of stacks.
 
-The words are those of the wire, leaf first, context markers included (`abi.sample.CallchainContext`), so that writing
-a chain back gives the same bytes. Rows with equal 64-bit hashes are compared word by word.
+The words of a callchain are those of PERF_SAMPLE_CALLCHAIN: leaf first, with context markers
+(`abi.sample.CallchainContext`), so that writing a chain back gives the same bytes. Equal chains are found by 64-bit
+hashes, then compared word by word.
 
-A snapshot is the thread's user registers and the bytes of its stack from the stack pointer upwards, to be unwound
-later. The bytes may hold secrets, and are dropped once they are unwound.
+A snapshot is a thread's user registers and the bytes of its stack from the stack pointer upwards, to be unwound later.
+The bytes may hold secrets, and are dropped once they are unwound.
 
-The tree of callchains has nodes {parent, frame}, shared from the root on. It is built level by level: at depth d all
-chains that are at least d frames long are grouped by (node at d - 1, frame at d) with one `np.unique`, which numbers
-the nodes of that level. So `parent[s] < s` for every node, and everything that is inherited from the root (paths,
-inclusive sums) is one pass over the nodes."""
+In a tree of callchains a node is {parent, frame}; chains with the same frames from the root on share nodes. The tree is
+built level by level: at depth d all chains of at least d frames are grouped by (node at d - 1, frame at d) with one
+`np.unique`, which numbers the nodes of that level. So `parent[s] < s` for every node, and what nodes inherit from the
+root (paths, inclusive sums) takes one pass over the nodes."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ _HALF = np.uint64(32)
 
 @mutable
 class Ragged:
-    """n rows of different length in one array (CSR): row i is `values[offsets[i]:offsets[i + 1]]`."""
+    """n rows of uint64 words, of different lengths, in one array (CSR): row i is `values[offsets[i]:offsets[i +
+    1]]`."""
 
     offsets: I64 = field(default_factory=lambda: np.zeros(1, np.int64))  # int64[n + 1], ascending from 0
     values: U64 = field(default_factory=lambda: np.empty(0, np.uint64))  # uint64[offsets[n]]
@@ -41,7 +43,7 @@ class Ragged:
         return len(self.offsets) - 1
 
     def row(self, index: int) -> U64:
-        """Return the words of row `index`, uint64; for output and tests."""
+        """Return the words of one row, uint64. Slow for many rows: meant for output and tests."""
         return self.values[self.offsets[index] : self.offsets[index + 1]]
 
     @property
@@ -51,7 +53,7 @@ class Ragged:
 
     @classmethod
     def from_lists(cls, rows: list[list[int]]) -> Ragged:
-        """Make rows of Python lists; for tests and rare records."""
+        """Make rows of lists of integers. Slow: for tests and rare records."""
         lengths = np.array([len(row) for row in rows], np.int64)
         return cls(offsets_of(lengths), np.array([word for row in rows for word in row], np.uint64))
 
@@ -64,14 +66,15 @@ class Ragged:
         return cls(offsets_of(lengths), np.concatenate([part.values for part in parts]))
 
     def take(self, rows: I64 | I32) -> Ragged:
-        """Return the rows `rows`, in this order (a row may repeat); -1 yields an empty row."""
+        """Return the rows with these indices, in this order (a row may repeat); index -1 yields an empty row."""
         starts = self.offsets[rows]
         lengths = self.offsets[rows + (rows >= 0)] - starts
         return Ragged(*gather_rows(self.values.view(np.uint8), Rows(8 * starts, lengths, 8)))
 
     @classmethod
-    def beside(cls, parts: Sequence[Ragged]) -> Ragged:
-        """Join row by row: row i of the result is row i of each part, one after the other; all parts have n rows."""
+    def hstack(cls, parts: Sequence[Ragged]) -> Ragged:
+        """Concatenate row by row, as np.hstack does: row i of the result is the words of row i of each part. All parts
+        have the same number of rows."""
         offsets = offsets_of(np.sum([part.lengths for part in parts], axis=0))
         values, offset = np.empty(int(offsets[-1]), np.uint64), 8 * offsets[:-1]
         for part in parts:
@@ -81,7 +84,7 @@ class Ragged:
         return cls(offsets, values)
 
     def cut(self, lengths: I64) -> Ragged:
-        """Return the rows with only their first `lengths` (int64[n]) words."""
+        """Return the rows, each cut to its first `lengths[i]` words (int64[n], at most its length)."""
         return Ragged(*gather_rows(self.values.view(np.uint8), Rows(8 * self.offsets[:-1], lengths, 8)))
 
     def replaced(self, rows: I64, others: Ragged) -> Ragged:
@@ -93,7 +96,7 @@ class Ragged:
         return Ragged.concat([self, others]).take(row)
 
     def row_of_value(self) -> I64:
-        """Return the row of each value: int64[len(values)]."""
+        """Return int64[len(values)]: the index of the row to which each value belongs."""
         return np.repeat(np.arange(len(self)), self.lengths)
 
     def check(self) -> None:
@@ -104,13 +107,14 @@ class Ragged:
 
 
 def spread(starts: I64, lengths: I64, offsets: I64) -> I64:
-    """Return int64[sum(lengths)]: for each i, lengths[i] numbers from starts[i] on; `offsets` = offsets_of(lengths)."""
+    """Return int64[sum(lengths)]: the numbers starts[i], starts[i] + 1, …, starts[i] + lengths[i] - 1, for i = 0, 1, ….
+    `offsets`: `offsets_of(lengths)`, int64[n + 1]."""
     return np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
 
 
 def hash_rows(chains: Ragged) -> U64:
-    """Hash each row, with regard to the order of its words: uint64[n]. The words, their halves mixed, are the
-    coefficients of a polynomial modulo 2^64; the hash is its value at an odd number."""
+    """Return uint64[n]: a hash of each row that depends on the order of its words. The words, their halves mixed, are
+    the coefficients of a polynomial modulo 2^64; its value at an odd number, mixed with the length, is the hash."""
     hashes = np.zeros(len(chains), np.uint64)
     groups = row_groups(chains.offsets)
     for length, group in () if groups is None else groups:
@@ -125,7 +129,8 @@ def hash_rows(chains: Ragged) -> U64:
 
 
 def _some_rows(chains: Ragged, which: I64 | slice, length: int) -> U64:
-    """Return rows that all have `length` words as uint64[k, length]; a view of the words if `which` is a slice."""
+    """Return rows of `length` words each as uint64[k, length]. `which`: row numbers; or a slice of rows, if all rows of
+    `chains` have this length: the result is then a view."""
     if isinstance(which, slice):
         return chains.values[which.start * length : which.stop * length].reshape(-1, length)
     return rows_of(chains.values, chains.offsets[which], length)
@@ -139,8 +144,9 @@ def _mixed(words: U64) -> U64:
 
 
 def _hash_block(mixed: U64, offsets: I64) -> U64:
-    """Return uint64[n], the hash of each row (0 if empty) before its length counts. `mixed`, the words of all rows, is
-    overwritten: word i is multiplied by base^i; the sum of a row that begins at word k is divided by base^k."""
+    """Return uint64[n]: the value of each row's polynomial (0 if the row is empty); see `hash_rows`. `mixed`: the words
+    of all rows, by `_mixed`; it is overwritten: word i is multiplied by base^i, and the sum of a row that begins at
+    word k by base^-k."""
     powers, inverses = _powers(len(mixed).bit_length())
     mixed *= powers[: len(mixed)]
     filled = np.flatnonzero(offsets[1:] > offsets[:-1])
@@ -152,7 +158,7 @@ def _hash_block(mixed: U64, offsets: I64) -> U64:
 
 @functools.lru_cache(maxsize=32)
 def _powers(bits: int) -> tuple[U64, U64]:
-    """Return (base^i, base^-i) modulo 2^64 of the hash's base: uint64[2^bits + 1] each, i from 0 to 2^bits."""
+    """Return (base^i, base^-i) modulo 2^64 for i from 0 to 2^bits, uint64[2^bits + 1] each; the base is _BASE."""
     tables = []
     for base in (_BASE, pow(_BASE, -1, 2**64)):
         table = np.full((1 << bits) + 1, base, np.uint64)
@@ -162,7 +168,8 @@ def _powers(bits: int) -> tuple[U64, U64]:
 
 
 def unique_rows(chains: Ragged) -> tuple[Ragged, I32]:
-    """Return (distinct rows in order of first appearance; int32[n]: which distinct row equals row i of `chains`)."""
+    """Return (distinct rows in order of first appearance; int32[n]: index in them of the row that equals row i of
+    `chains`)."""
     if not len(chains):
         return Ragged(), np.empty(0, np.int32)
     first, ids = first_of_each(hash_rows(chains))
@@ -175,7 +182,8 @@ def unique_rows(chains: Ragged) -> tuple[Ragged, I32]:
 
 
 def first_of_each(keys: U64) -> tuple[I64, I32]:
-    """Number distinct keys by appearance. Return (int64[k], first index of each number; int32[n], numbers)."""
+    """Number the k distinct values of n keys in order of first appearance. Return (int64[k], index of the first key
+    with each number; int32[n], number of each key)."""
     order = np.argsort(keys)
     ascending = keys[order]
     is_new = np.append(True, ascending[1:] != ascending[:-1])[: len(keys)]
@@ -189,7 +197,7 @@ def first_of_each(keys: U64) -> tuple[I64, I32]:
 
 
 def equal_rows(chains: Ragged, others: Ragged, other: I64 | I32) -> bool:
-    """Return True if each row i of `chains` equals row `other[i]` of `others`, word by word."""
+    """Return True if row i of `chains` equals row `other[i]` of `others`, word by word, for all rows of `chains`."""
     lengths, starts = chains.lengths, others.offsets[:-1][other]
     if not np.array_equal(lengths, others.offsets[1:][other] - starts):
         return False
@@ -214,14 +222,14 @@ class StackWords(NamedTuple):
 
 
 class StoredStacks(Protocol):
-    """Reads words of stacks that are not in memory."""
+    """Source of the words of stacks that are not kept in memory."""
 
     @property
     def lengths(self) -> I64:
         """Return the number of words of each stack: int64[n]."""
 
     def read_stacks(self, rows: I64) -> StackWords:
-        """Return the words of some stacks, in the order of `rows`, valid until the next call."""
+        """Return the words of the stacks with these row numbers, in this order; they are valid until the next call."""
 
 
 @mutable
@@ -237,7 +245,8 @@ class Snapshots:
         return len(self.mask)
 
     def read_stacks(self, rows: I64 | I32) -> StackWords:
-        """Return the stack words of some snapshots, in the order of `rows`, valid until the next call."""
+        """Return the stack words of the snapshots with these row numbers, in this order; they are valid until the next
+        call."""
         rows = rows.astype(np.int64, copy=False)
         if not isinstance(self.stack, Ragged):
             return self.stack.read_stacks(rows)
@@ -254,12 +263,13 @@ class Snapshots:
 
 
 def build_stack_tree(chains: Ragged) -> tuple[I32, I32, I32]:
-    """Build the tree of n chains of frame ids, leaf first (uint64 below 2^31). Returns (parent, frame, stack):
-    int32[nodes], int32[nodes], int32[n]; `stack[i]`: the node of chain i's leaf, -1 if empty; parent -1: a root."""
+    """Build the tree of n callchains of frame ids (below 2^31, leaf first). Return (parent, frame, stack):
+    int32[nodes], the parent node, -1 for a root; int32[nodes], the frame id; int32[n], the node of each chain's leaf,
+    -1 if the chain is empty."""
     lengths = chains.lengths
     order = np.argsort(-lengths, kind="stable")  # longest first: the chains alive at depth d are a prefix
     alive_at = np.searchsorted(-lengths[order], -np.arange(1, int(lengths.max(initial=0)) + 1), side="right")
-    last = chains.offsets[1:][order] - 1  # the root's place in each chain
+    last = chains.offsets[1:][order] - 1  # index of each chain's root in `values`
     node = np.full(len(chains), -1, np.int64)
     parents: list[I64] = []
     frames: list[I64] = []
@@ -274,12 +284,13 @@ def build_stack_tree(chains: Ragged) -> tuple[I32, I32, I32]:
     stack = np.empty(len(chains), np.int32)
     stack[order] = node
     none = np.empty(0, np.int64)
-    parent, frames_in_order = np.concatenate([none, *parents]), np.concatenate([none, *frames])
-    return parent.astype(np.int32), frames_in_order.astype(np.int32), stack
+    parent, frame_of_node = (np.concatenate([none, *column]).astype(np.int32) for column in (parents, frames))
+    return parent, frame_of_node, stack
 
 
 def depths(parent: I32) -> I64:
-    """Return int64[n]: number of nodes from the root to each node, both included; in log2(depth) passes."""
+    """Return int64[nodes]: the number of nodes from the root to each node, both included, in log2(depth) passes.
+    `parent`: int32[nodes], -1 for a root."""
     depth = np.ones(len(parent), np.int64)
     above = parent.astype(np.int64)
     while True:
@@ -292,7 +303,8 @@ def depths(parent: I32) -> I64:
 
 
 def path_lengths(parent: I32, nodes: I64) -> I64:
-    """Return int64[k]: depth of each given node (1 for a root), 0 for -1; by climbing, cheaper for few nodes."""
+    """Return int64[k]: the depth of each of k `nodes` (1 for a root), 0 for node -1. Climbs from the nodes to the root,
+    which is cheaper than `depths` for few nodes. `parent`: int32, of all nodes of the tree."""
     length = np.zeros(len(nodes), np.int64)
     live = np.flatnonzero(nodes >= 0)
     node = nodes[live]
@@ -304,8 +316,8 @@ def path_lengths(parent: I32, nodes: I64) -> I64:
 
 
 def paths_of_nodes(parent: I32, nodes: I64, *, leaf_first: bool = False) -> tuple[I64, I64]:
-    """Return the paths from the root to each of k `nodes` (>= 0), root first by default, both ends included. Returns
-    (offsets, path): int64[k + 1] and int64[]; nodes of path i are `path[offsets[i]:offsets[i + 1]]`."""
+    """Return the paths from the root to each of k `nodes` (>= 0), root first by default, both ends included, as
+    (offsets, path), int64[k + 1] and int64[]: path i is the nodes `path[offsets[i]:offsets[i + 1]]`."""
     offsets = offsets_of(path_lengths(parent, nodes))
     path = np.empty(int(offsets[-1]), np.int64)
     step, place = (1, offsets[:-1].copy()) if leaf_first else (-1, offsets[1:] - 1)
@@ -318,7 +330,7 @@ def paths_of_nodes(parent: I32, nodes: I64, *, leaf_first: bool = False) -> tupl
 
 
 def frames_of(parent: I32, frame: I32, stack: int) -> list[int]:
-    """Return the frame rows of one stack, root first; for output and tests. `stack`: row of the leaf, -1: []."""
+    """Return the frame rows of one stack, root first. `stack`: the node of its leaf; -1: []. Slow for many stacks."""
     frames = []
     while stack >= 0:
         frames.append(int(frame[stack]))

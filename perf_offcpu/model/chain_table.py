@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collect the different callchains of a recording, batch by batch.
+"""Collect the distinct callchains of a recording, batch by batch.
 
-A recording repeats few callchains many times, so only the different ones stay in memory. They are found by
-hash, and compared word by word. The rows of many hashes are looked up at once, in an open hash table in
-numpy: the upper bits of a hash, multiplied, select its first slot, the lower ones the distance to the next
-(double hashing: different hashes share slots by accident only). Each step looks at all open hashes; at most
-half of the slots are taken, so each step settles half of them."""
+A recording repeats few callchains many times, so only the distinct ones stay in memory. They are found by hash, and
+compared word by word. The rows of many hashes are looked up at once, in an open hash table in numpy: the upper bits of
+a hash, multiplied, select its first slot, the lower ones the distance to the next (double hashing: different hashes
+share slots by accident only). Each step looks at all hashes that are not settled; at most half of the slots are taken,
+so each step settles half of the hashes."""
 
 import numpy as np
 
@@ -37,7 +37,7 @@ class ChainTable:
         return self._add_by_words(chains) if rows is None else rows
 
     def ragged(self) -> Ragged:
-        """Return the callchains so far, not copied: the table cannot grow while they are in use."""
+        """Return the callchains added so far, not copied: nothing can be added while the result is in use."""
         return Ragged(self._offsets.view(), self._values.view())
 
     def release(self) -> Ragged:
@@ -45,7 +45,8 @@ class ChainTable:
         return Ragged(self._offsets.release(), self._values.release())
 
     def _add_by_hash(self, chains: Ragged) -> I32 | None:
-        """Return int32[n], the rows of callchains; None, and add nothing, if two distinct ones have the same hash."""
+        """Return int32[n], the rows of callchains; None, and add nothing, if two distinct callchains have the same
+        hash."""
         hashes, before = hash_rows(chains), len(self)
         rows = self._index.find(hashes)
         new = np.flatnonzero(rows < 0)
@@ -63,7 +64,8 @@ class ChainTable:
         return None
 
     def _add_by_words(self, chains: Ragged) -> I32:
-        """Return int32[n], the rows of callchains, found by Python's own hashes of their bytes."""
+        """Return int32[n], the rows of callchains, found by a dictionary of their bytes: slower, but safe from equal
+        hashes."""
         if self._by_words is None:
             self._by_words = {words: row for row, words in enumerate(_words_of(self.ragged()))}
         before = len(self._by_words)
@@ -113,7 +115,8 @@ class HashIndex:
         return rows
 
     def add(self, hashes: U64, rows: I32) -> bool:
-        """Add new, distinct hashes with their rows; False if MAX_STEPS do not suffice: the index is then unusable."""
+        """Add hashes that the index does not have, each once, with their rows. Return False if a hash finds no free
+        slot in MAX_STEPS: the index is then unusable."""
         self._used += len(hashes)
         if 2 * self._used > len(self._rows):
             filled = np.flatnonzero(self._rows >= 0)
@@ -140,5 +143,6 @@ class HashIndex:
         return ((hashes * MIX) >> self._shift).view(np.int64)
 
     def _step(self, hashes: U64) -> I64:
-        """Return int64[n]: distance from a slot tried for a hash to the next slot; odd, so that all slots are tried."""
+        """Return int64[n]: for each hash the distance from one slot to the next that is tried; odd, so that all slots
+        are tried."""
         return (hashes.view(np.int64) & self._mask) | 1

@@ -48,7 +48,7 @@ Renumber = Callable[[NDArray[Any]], NDArray[Any]]  # returns the new values of a
 
 
 class Column(NamedTuple):
-    """Declaration of a column; `sentinel` is the value that means "none", None if it has no such value."""
+    """Declaration of a column; `sentinel` is the value that means "none", None if the column has no such value."""
 
     dtype: np.dtype[Any]
     doc: str
@@ -58,7 +58,8 @@ class Column(NamedTuple):
 
 
 def column(dtype: str, doc: str, *, unit: str = "", sentinel: int | None = None, domain: Domain = "") -> Any:
-    """Return the declaration of a column of a `Table`, for the body of its class."""
+    """Return the declaration of a column, for the body of a subclass of `Table`. `dtype`: such as "u4"; the rest as in
+    `Column`."""
     return Column(np.dtype(dtype), doc, unit, sentinel, domain)
 
 
@@ -84,8 +85,8 @@ class Table:
 
     @classmethod
     def filled(cls, rows: int, **columns: Any) -> Self:
-        """Make a table of `rows` rows. Given columns are converted to their dtype (one value for all rows makes a
-        read-only column); other columns are filled, writable, with their sentinel or 0."""
+        """Make a table of `rows` rows. Given columns are converted to their dtype (a single value serves all rows, as a
+        read-only column); other columns are filled with their sentinel, else 0, and are writable."""
         table = cls.sparse(rows, **columns)
         for name in cls.columns:
             if columns.get(name) is None:
@@ -104,7 +105,8 @@ class Table:
 
     @classmethod
     def from_rows(cls, rows: Sequence[Sequence[Any]]) -> Self:
-        """Make a table of equally long tuples, values of the first columns, in order. Slow: for rare records only."""
+        """Make a table of tuples, a row each, of the values of the first columns; other columns as in `filled`. Slow:
+        for rare records only."""
         return cls.filled(len(rows), **dict(zip(cls.columns, zip(*rows, strict=True), strict=False)))
 
     @classmethod
@@ -114,14 +116,16 @@ class Table:
         return cls(*(np.concatenate([getattr(t, name) for t in parts]) for name in cls.columns if parts))
 
     def take(self, rows: Any) -> Self:
-        """Return a table of the rows that an index array, slice or mask selects; broadcast columns stay broadcast."""
+        """Return a table of the rows that an index array, slice or mask selects; columns of one repeated value need no
+        memory."""
         if isinstance(rows, np.ndarray) and rows.ndim == 1:
             count = int(np.count_nonzero(rows)) if rows.dtype == np.bool_ else len(rows)
             return type(self)(*(_taken(getattr(self, name), rows, count) for name in self.columns))
         return type(self)(*(getattr(self, name)[rows] for name in self.columns))
 
     def reorder(self, rows: NDArray[np.int64]) -> None:
-        """Make row i the old row `rows[i]`, in place. Old columns are overwritten: no other table may share them."""
+        """Make row i the old row `rows[i]` (a permutation), in place. Old columns are overwritten: no other table may
+        share them."""
         room: dict[np.dtype[Any], NDArray[Any]] = {}
         for name in self.columns:
             old = getattr(self, name)
@@ -148,7 +152,8 @@ class Table:
         return self.with_columns(**{name: changes[domain](getattr(self, name)) for name, domain in domains.items()})
 
     def check(self, owner: object = None) -> None:
-        """Raise AssertionError unless dtypes and lengths are as declared, and row ids lead to rows of `owner`."""
+        """Raise AssertionError unless dtypes and lengths are as declared, and row ids lead to rows of the tables of
+        `owner`, a Recording or Profile."""
         for name, declared in self.columns.items():
             array, where = getattr(self, name), f"{type(self).__name__}.{name}"
             assert array.dtype == declared.dtype, f"{where}: {array.dtype}"
@@ -181,7 +186,8 @@ def distinct(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def is_among(values: NDArray[Any], ascending: NDArray[Any]) -> Bool:
-    """Return bool[n]: True if values[i] is in `ascending` (sorted); np.isin() without its import of numpy.ma."""
+    """Return bool[n]: True if values[i] is in `ascending`, which is sorted; np.isin() without its import of
+    numpy.ma."""
     if len(ascending) <= _FEW:
         is_any = np.zeros(len(values), np.bool_)
         for value in ascending:
@@ -193,12 +199,13 @@ def is_among(values: NDArray[Any], ascending: NDArray[Any]) -> Bool:
 
 
 def is_one_of(values: NDArray[Any], members: NDArray[Any]) -> Bool:
-    """Return bool[n]: True if values[i] is one of `members`, in any order; as `is_among`."""
+    """Return bool[n]: True if values[i] is in `members`, which need not be sorted; np.isin() without its import of
+    numpy.ma."""
     return is_among(values, distinct(members))
 
 
 def unambiguous(pairs: Iterable[tuple[int, str]]) -> dict[int, str]:
-    """Return key → value, for the keys that have the same value in all `pairs`."""
+    """Return key → value for the keys that come with one value only in all (key, value) `pairs`."""
     values: dict[int, set[str]] = {}
     for key, value in pairs:
         values.setdefault(key, set()).add(value)
@@ -281,19 +288,21 @@ def stable_order(group_of: I64) -> I64:
 
 
 def max_by(group_of: I64, values: NDArray[Any], groups: int) -> I64:
-    """Return int64[groups]: the largest of the `values` (at least -1 each) of each group; -1 for an empty group."""
+    """Return int64[groups]: the largest of the `values` of each group, which are at least -1; -1 for an empty group.
+    `group_of`: int64[n], the group of each value; -1 for none."""
     largest = np.full(groups + 1, -1, np.int64)
     np.maximum.at(largest, group_of, values)
     return largest[:-1]
 
 
 def _key_type(size: int) -> type[np.int32 | np.int64]:
-    """Return the dtype of keys below `size`: small ones take half the memory and time."""
+    """Return the dtype for keys below `size`: int32 if it suffices, because it takes half the memory and time."""
     return np.int32 if size <= 1 << 31 else np.int64
 
 
 def _dense(column: NDArray[Any]) -> tuple[_Keys, int]:
-    """Return integers[n], codes from 0 in the order of the values, and the number of possible codes."""
+    """Map the values of a column to codes from 0 in the order of the values. Return (integers[n], the codes; the number
+    of possible codes)."""
     if not len(column):
         return column.astype(np.int32), 1
     low, high = int(column.min()), int(column.max())
@@ -308,7 +317,8 @@ def _dense(column: NDArray[Any]) -> tuple[_Keys, int]:
 
 
 def _ranked(key: _Keys, size: int) -> tuple[_Keys, int]:
-    """Return integers[n], the rank of each key < `size` among distinct keys, and their number; may overwrite `key`."""
+    """Replace each key, below `size`, by its rank among the distinct keys. Return (integers[n], the ranks; the number
+    of distinct keys); may overwrite `key`."""
     if size > _table_size(len(key)):
         values, rank = np.unique(key, return_inverse=True)
         return rank, len(values)
@@ -327,7 +337,7 @@ def _table_size(rows: int) -> int:
 
 
 class Strings:
-    """Interns texts: a growing list in which each text has one row, for ever; row 0 is ""."""
+    """Interns texts: each distinct text has one row, which never changes; row 0 is ""."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         self._texts: list[str] = [""]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Coverage of time by a recording: spans, their union and gaps, and the sampling of waits by length."""
+"""Coverage of time by a recording: spans of time, their union and gaps; the sampling of waits by length."""
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -9,7 +9,8 @@ Time = TypeVar("Time", int, float)
 
 
 def united(spans: Iterable[tuple[Time, Time]]) -> list[tuple[Time, Time]]:
-    """Return the union of spans as disjoint (begin, end), ascending; touching spans are merged, empty spans dropped."""
+    """Return the union of (begin, end) spans as disjoint spans, ascending; touching spans are merged, empty spans
+    dropped."""
     union: list[tuple[Time, Time]] = []
     for begin, end in sorted(span for span in spans if span[0] < span[1]):
         if union and begin <= union[-1][1]:
@@ -20,13 +21,13 @@ def united(spans: Iterable[tuple[Time, Time]]) -> list[tuple[Time, Time]]:
 
 
 def gaps(spans: Sequence[tuple[Time, Time]]) -> list[tuple[Time, Time]]:
-    """Return (end of a span, begin of the next span) for each two consecutive `spans`, which are in order of time."""
+    """Return (end of a span, begin of the next span) for each two consecutive `spans`, which are ascending."""
     return [(earlier, later) for (_, earlier), (later, _) in pairwise(spans)]
 
 
 class Sampling(NamedTuple):
-    """Facts that a recording has on its sampling of waits by length (`record --off-cpu-period`). Totals are of waits
-    that ended: the recorder's exact counts, and estimates from the samples."""
+    """Sampling of waits by length (`record --off-cpu-period`) in a recording. Totals are of waits that ended: the
+    recorder's exact counts, and estimates from the samples."""
 
     period_ns: int = 0  # ns of waiting for which a thread gets one sample; 0: every wait was recorded
     waits: int = 0  # exact number of waits
@@ -38,11 +39,12 @@ class Sampling(NamedTuple):
     """Time of a thread's short waits, ns, for which one user stack was taken; 0: of each, or of none."""
 
     def __bool__(self) -> bool:
-        """Return whether waits were sampled."""
+        """Return True if waits were sampled, False if every wait was recorded."""
         return self.period_ns > 0
 
     @property
     def period_text(self) -> str:
-        """Return the period in ms, `10 ms`, or the shortest and the longest where a limit of the rate changed it."""
+        """Return the period in ms, `10 ms`, or the shortest and the longest (`10 to 40 ms`) if a limit of the rate made
+        it longer."""
         longest = f" to {self.longest_period_ns / 1e6:.4g}" if self.longest_period_ns else ""
         return f"{self.period_ns / 1e6:g}{longest} ms"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Let columns grow at their end, for readers that do not know the number of rows. `np.concatenate` of parts needs
+"""Columns that grow at their end, for readers that do not know the number of rows. `np.concatenate` of parts needs
 memory for everything twice. Here a column has a mapping of its own, which the kernel makes longer without copying it,
 and numpy reads it in place. Reserved pages take no memory; used ones are huge where the kernel has such pages: faulting
 in a gigabyte by 4 KB takes longer than decoding it."""
@@ -85,7 +85,8 @@ class GrowingColumn:
         self._value = np.zeros(1, dtype)
 
     def interleave(self, parts: Sequence[NDArray[Any]], runs: Sequence[I64 | slice], count: int) -> None:
-        """Append `count` values: `parts[i]` becomes rows `runs[i]`, counted from the old end; the runs cover all."""
+        """Append `count` values. `runs[i]`: the rows of the values of `parts[i]`, counted from the old end; together
+        they cover all new rows."""
         if not len(self._array):
             if not self._repeated:
                 self._value = next(part[:1].copy() for part in parts if len(part))
@@ -124,7 +125,8 @@ class GrowingTable(Generic[Kind]):
         self.interleave([table], [np.arange(len(table))])
 
     def interleave(self, tables: Sequence[Kind], places: Sequence[I64]) -> None:
-        """Append n rows: those of `tables[i]` become rows `places[i]` (int64, ascending), counted from the old end."""
+        """Append the rows of several tables. `places[i]`: int64, ascending: the new rows of `tables[i]`, counted from
+        the old end; together they cover all new rows."""
         count = sum(map(len, places))
         runs = [_as_run(place) for place in places]
         for name, column in self._columns.items() if count else ():

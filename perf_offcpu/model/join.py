@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Join Recordings, or Profiles, to one: rows one after the other, ids of rows renumbered. Each column declares the
-meaning of its values (`columns.Domain`), so one function serves all tables. Strings, events and callchains that are
-equal become one row; the rows of other tables stay apart. The callers sort the result: `decode.join` joins the
-recordings of one host, `symbolize.load` the profiles of several hosts."""
+"""Join Recordings, or Profiles, to one: rows one after the other, row ids renumbered. Each column declares the meaning
+of its values (`columns.Domain`), so one function serves all tables. Equal strings, events and callchains become one
+row; the rows of other tables are not merged. The callers sort the result: `decode.join` joins the recordings of one
+host, `symbolize.load` the profiles of several hosts."""
 
 import dataclasses
 from collections import Counter
@@ -28,8 +28,8 @@ It exceeds all pids, which end at 4 194 304. It is decimal, so that the old pid 
 
 
 def host_of(tids: NDArray[Any], meta: Meta) -> NDArray[Any]:
-    """Return the host of each tid, an index in `meta.hosts`; 0 for unknown ids, and if there is one host. Ids beyond
-    those of all hosts (in damaged recordings) are the last host's."""
+    """Return the host of each tid, an index in `meta.hosts`; 0 for unknown tids, and if there is one host only. Tids
+    beyond those of all hosts (in damaged recordings) are the last host's."""
     hosts: NDArray[Any] = np.clip(tids // PID_STEP, 0, max(len(meta.hosts) - 1, 0))
     return hosts
 
@@ -51,7 +51,7 @@ def to_rows(rows: NDArray[Any]) -> Renumber:
 
 
 def shifted(by: int) -> Renumber:
-    """Return a function that adds `by` to ids; -1 stays, and ids that are too large become the largest."""
+    """Return a function that adds `by` to ids; -1 stays -1, and sums that exceed the dtype become its largest value."""
 
     def change(ids: NDArray[Any]) -> NDArray[Any]:
         most = ids.dtype.type(np.iinfo(ids.dtype).max - by)
@@ -67,8 +67,8 @@ def renumbered(part: Part, changes: Mapping[str, Renumber]) -> Part:
 
 
 def join(parts: Sequence[Part], nr_cpus: int) -> Part:
-    """Join recordings, or profiles, to one whose rows come part by part. Recordings have no snapshots, because those
-    are unwound before. `nr_cpus`: the number of CPUs of all of them together."""
+    """Join recordings, or profiles, to one, part after part. Snapshots are not joined: recordings are unwound before.
+    `nr_cpus`: the number of CPUs of all parts together."""
     strings, evsels, chains = Strings(), dict[tuple[object, ...], tuple[int, Evsel]](), ChainTable()
     first: Counter[str] = Counter()
     done: list[Part] = []
@@ -102,9 +102,9 @@ def join(parts: Sequence[Part], nr_cpus: int) -> Part:
 
 
 def _to_object_ids(tables: Sequence[WaitObjects], number: int) -> Renumber:
-    """Return a function from object ids of recording `number` to ids in the joined table: row + 1. Recordings may use
-    one id for different objects, so an id means the object in its own table; if it is not there, in the first other
-    table that has it (it may be another file of the recording). Ids in no table become 0."""
+    """Return a function from object ids of recording `number` to ids in the joined table, which are row + 1. Recordings
+    may use one id for different objects, so an id means the object in the recording's own table; if it is not there, in
+    the first other table that has it (it may be another file of the recording). Ids in no table become 0."""
     first = offsets_of(np.array([len(table) for table in tables], np.int64))
 
     def change(ids: NDArray[Any]) -> NDArray[Any]:
@@ -120,7 +120,8 @@ def _to_object_ids(tables: Sequence[WaitObjects], number: int) -> Renumber:
 
 
 def _key(evsel: Evsel) -> tuple[object, ...]:
-    """Return the properties in which events must agree to become one: name, counted event, and fields of samples."""
+    """Return the properties that events share if they are joined to one: name, counted event, fields of samples,
+    period."""
     attr = evsel.attr
     period = 0 if attr.sample_type & SampleType.PERIOD else (attr.sample_period, attr.flags & AttrFlag.FREQ)
     counted = attr.type, attr.config, attr.config1, attr.config2
@@ -158,7 +159,8 @@ def _listed(texts: Sequence[str], comma: str = ", ") -> str:
 
 
 def joined_sampling(parts: Sequence[Sampling]) -> Sampling:
-    """Return the sampling of several recordings together: totals are summed, of each period the longest is taken."""
+    """Return the sampling of several recordings together: sums of the totals, and the longest of each kind of
+    period."""
     names = Sampling._fields
     longest = {name: max((getattr(part, name) for part in parts), default=0) for name in names if "period" in name}
     return Sampling(**{name: sum(getattr(part, name) for part in parts) for name in names} | longest)

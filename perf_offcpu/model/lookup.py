@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Look up many rows at once: those valid for threads or processes at times, and the mappings of addresses."""
+"""Look up many rows at once: the rows valid for threads or processes at given times, and the mappings of addresses."""
 
 from typing import NamedTuple
 
@@ -12,10 +12,11 @@ _BLOCK = 1 << 16  # number of look-ups per step, so that intermediate columns st
 
 
 def rows_at(ids: I32, begins: I64, wanted: I32, times: I64) -> I32:
-    """Return int32[n]: the row valid for each (wanted[i], times[i]) in a table sorted by (id, begin): `ids`, `begins`.
+    """Return int32[n]: the row that is valid for id wanted[i] at times[i] (-1: at the end), in a table sorted by (id,
+    begin) whose columns are `ids` and `begins`.
 
-    A row is valid until the next row of the same id. The result is the last row of the id with begin <= time (of time
-    -1: the last row), else its first row (assumed to be valid before its record), -1 if the id is not in the table."""
+    A row is valid until the next row of the same id. The result is the last row of the id with begin <= time; if all
+    begin later, its first row (assumed to be valid before its record); -1 if the id is not in the table."""
     if not len(ids):
         return np.full(len(wanted), -1, np.int32)
     # Two-column search in one: times become ranks among the begins, so that (id, rank) fits an int64.
@@ -45,7 +46,8 @@ _MAX_ID = 1 << 22  # all thread ids are smaller (the kernel's PID_MAX_LIMIT)
 
 
 def _first_row(first_rows: I32 | None, ids: I32, wanted: I32) -> I32:
-    """Return int32[n]: first row in `ids` of each wanted id, -1 none. `first_rows[id]`: that row + 1; None: search."""
+    """Return int32[n]: the first row in `ids`, ascending, of each wanted id; -1 none. `first_rows`: int32, by id: that
+    row + 1, 0 none; or None, to search `ids`."""
     if first_rows is None:
         slot = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
         return np.where(ids[slot] == wanted, slot, -1).astype(np.int32)
@@ -59,7 +61,8 @@ KERNEL_DSO = "[kernel.kallsyms]"
 
 
 class KernelMap(NamedTuple):
-    """Mapping of the kernel itself: a symbol (`_text`), its recorded address, the build-id in hex; "", 0 unknown."""
+    """Mapping of the kernel itself: a symbol of it (`_text`), the symbol's recorded address, build-id in hex; "" and 0:
+    unknown."""
 
     symbol: str = ""
     address: int = 0

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Define the Profile: named frames, a stack tree, and one row a sample, for people. `symbolize.symbolizer` makes it
-from a Recording; converters and reports take nothing else, so none of them can be handed unsymbolized data by mistake.
-A sample's weight is its `period`: an integer until printed."""
+"""The Profile: named frames, a stack tree, and one row a sample. `symbolize.symbolizer` makes it from a Recording;
+converters and reports take nothing else, so none of them can be handed unsymbolized data by mistake. A sample's weight
+is its `period`: an integer until printed."""
 
 from dataclasses import field, replace
 from enum import IntFlag
@@ -19,9 +19,9 @@ from perf_offcpu.structs import mutable
 
 
 class ProgramRule(NamedTuple):
-    """Class and idleness of the waits in functions of a program; see Documentation/wait-classes.md. `frames` to
-    `syscall` are regular expressions for whole names, separated by blanks; "" matches all. Code without a name is
-    `[FILE]`."""
+    """Rule on the waits in functions of a program: the class that they get, and whether they are for the next piece of
+    work; see Documentation/wait-classes.md. `frames` to `syscall` are regular expressions for whole names, separated by
+    blanks; "" matches all. Code without a name is `[FILE]`."""
 
     program: str  # the program or library, for people
     meaning: str  # what is waited for, for people
@@ -64,7 +64,7 @@ class Frames(Table):
 
 
 class Stacks(Table):
-    """Stack tree (`model.callchains`): a row is a node, its frame and its caller's node; `parent[s] < s`."""
+    """Stack tree (`model.callchains`): a row is a node, with its frame and the node of its caller; `parent[s] < s`."""
 
     parent: I32 = column("i4", "row in stacks; -1 a root", sentinel=-1, domain="stacks")
     frame: I32 = column("i4", "row in frames", domain="frames")
@@ -136,7 +136,7 @@ class Profile:
         return build_id or (self.meta.kernel_build_id if self.strings[dso] in _KERNEL_DSOS else "")
 
     def comms_at(self, tid: I32, time_ns: I64) -> I64:
-        """Return int64[n]: string, the comm of thread tid[i] at time_ns[i] (-1: its last one); 0 unknown."""
+        """Return int64[n]: row in strings of the comm of thread tid[i] at time_ns[i] (-1: its last comm); 0 unknown."""
         rows = rows_at(self.comms.tid, self.comms.begin_ns, tid, time_ns)
         return np.append(self.comms.comm, 0).astype(np.int64)[rows]
 
@@ -146,16 +146,19 @@ class Profile:
 
     @property
     def other_samples(self) -> str:
-        """Return the word for samples that are no waits of threads: CPU sample or, with `--by task`, task reading."""
+        """Return the name of samples that are no waits: "CPU sample", or "task reading" in a profile of tasks (`--by
+        task`)."""
         are_tasks = bool(self.evsels) and all(event.name == TASK_EVENT for event in self.evsels)
         return TASK_READING if are_tasks else "CPU sample"
 
     def is_still_blocked(self) -> Bool:
-        """Return bool[samples]: True for waits that were unfinished at the end of the recording, not at a pause."""
+        """Return bool[samples]: True for waits that were not over at the end of the recording; False for those at a
+        pause."""
         return self.samples.has(SampleFlag.STILL_BLOCKED) & ~self.samples.has(SampleFlag.AT_PAUSE)
 
     def select(self, rows: Bool | I64) -> Self:
-        """Return the profile with these samples only; the same object if the mask keeps all."""
+        """Return the profile with only the samples that a mask or row numbers select; the same object if a mask keeps
+        all."""
         if rows.dtype == np.bool_ and rows.all():
             return self
         return replace(self, samples=self.samples.take(rows))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Define the Recording: the records of the kernel as columns, with raw addresses, before symbolization. Stages
-(`decode.retype`, `decode.deferred`, unwinding) are functions from Recording to Recording; `symbolize.symbolizer` makes
-a `model.profile.Profile` of it. Samples are sorted by (time, place in the file)."""
+"""The Recording: the kernel's records as columns, with raw addresses, before symbolization. Stages (`decode.retype`,
+`decode.deferred`, unwinding) are functions from Recording to Recording; `symbolize.symbolizer` makes a
+`model.profile.Profile` of it. Samples are sorted by (time, place in the file)."""
 
 import enum
 from collections.abc import Iterable
@@ -95,12 +95,14 @@ class SampleColumns(Table):
     tcp_window_ticks: U32 = _tcp("ticks in which the peer's window was full, since the connection began")
 
     def length_ns(self) -> I64:
-        """Return int64[n], ns: `period`, which is a sum of waits where AGGREGATED; `longest_ns` where SAMPLED."""
+        """Return int64[n]: the length of each wait in ns: `longest_ns` where SAMPLED, else `period` (for sums, of all
+        their waits)."""
         sampled = self.has(SampleFlag.SAMPLED) & (self.longest_ns >= 0)
         return np.where(sampled, self.longest_ns, self.period) if sampled.any() else self.period
 
     def delay_ns(self) -> I64:
-        """Return int64[n], ns: `runq_ns`, scaled by `length_ns()` / `period` where these differ; -1 unknown."""
+        """Return int64[n]: the run-queue delay within `length_ns()`, in ns: `runq_ns`, scaled where `period` differs
+        from the length; -1 unknown."""
         length = self.length_ns()
         if length is self.period:
             return self.runq_ns
@@ -195,7 +197,7 @@ class Budget(Table):
 
 
 class PythonPlaces(Table):
-    """Places in Python functions, each with the place that called it."""
+    """Places in Python functions (function, file, line), each with the place that called it."""
 
     caller: I32 = _row("row in places", domain="places")
     is_first: Bool = column("?", "the first function that a call of the interpreter's C function runs")
@@ -247,7 +249,7 @@ class KernelSymbols(Table):
 
 @frozen
 class Evsel:
-    """An event of the recording: name, attr, unit of its periods."""
+    """Event of a recording: name, attr, unit of its periods."""
 
     name: str
     attr: Attr
@@ -313,7 +315,7 @@ class Meta:
 
 
 class LoopTask(NamedTuple):
-    """A task of an event loop. Addresses are those of objects in its process."""
+    """Task of an event loop, as read. Addresses are those of Python objects in its process."""
 
     address: int
     name: str
@@ -325,8 +327,9 @@ class LoopTask(NamedTuple):
 
 
 class EventLoop(NamedTuple):
-    """Reading of the tasks of asyncio in a thread that is blocked; no tasks if it ran, or they could not be read.
-    `switch_out_ns`: begin of the thread's wait; 0 if the thread ran again before its tasks were read, or not known."""
+    """One reading of the asyncio tasks in a blocked thread; without tasks if the thread ran, or if they could not be
+    read. `switch_out_ns`: begin of the thread's wait; 0 if the thread ran again before its tasks were read, or not
+    known."""
 
     pid: int
     tid: int
@@ -363,7 +366,7 @@ class Recording:
     meta: Meta = field(default_factory=Meta)
 
     def replaced(self, **changes: Any) -> Self:
-        """Return the recording with some tables replaced."""
+        """Return the recording with the given fields replaced."""
         return replace(self, **changes)
 
     def check(self) -> None:

@@ -121,7 +121,7 @@ def wait_samples(
 def with_marker(marker: int, stacks: Ragged) -> Ragged:
     """Return the stacks with a context marker (CallchainContext) put before each; an empty stack stays empty."""
     offsets = offsets_of(np.sign(stacks.lengths))
-    return Ragged.beside([Ragged(offsets, np.full(offsets[-1], marker, np.uint64)), stacks])
+    return Ragged.hstack([Ragged(offsets, np.full(offsets[-1], marker, np.uint64)), stacks])
 
 
 def first_addresses(callchains: Ragged) -> U64:
@@ -161,7 +161,7 @@ def still_blocked_samples(event: EventSpec, last: LastTasks) -> Iterator[tuple[i
 
 def _records(event: EventSpec, cpumode: CpuMode, last: LastTasks, rows: NDArray[np.int64]) -> bytes:
     parts = {CallchainContext.KERNEL: last.kernel, CallchainContext.USER: last.user}
-    callchains = Ragged.beside([with_marker(marker, stacks.take(rows)) for marker, stacks in parts.items()])
+    callchains = Ragged.hstack([with_marker(marker, stacks.take(rows)) for marker, stacks in parts.items()])
     tasks = last.tasks[rows]
     end = np.maximum(tasks["switch_out_ns"], np.uint64(last.end_ns))
     registers = registers_of(tasks)["sampled"]

@@ -68,7 +68,7 @@ def wait_records(
         **columns,
     }
     leaves = Ragged(offsets_of(has_stack.astype(np.int64)), np.array([look.pc for look in seen if look.pc], np.uint64))
-    chains = Ragged.beside([kernel_chains, with_marker(CallchainContext.USER, leaves)])
+    chains = Ragged.hstack([kernel_chains, with_marker(CallchainContext.USER, leaves)])
     copies = _copies(seen) | {"cpu": waits["cpu"]}
     return wait_samples(event, CpuMode.USER, rows, waits["end"], chains, payload, copies)
 

@@ -73,7 +73,7 @@ def test_rows_taken_cut_replaced_and_joined() -> None:
     assert lists(Ragged().take(np.array([-1, -1]))) == [[], []]
     assert lists(rows.cut(np.array([2, 0, 1]))) == [[1, 2], [], [4]]
     assert lists(rows.replaced(np.array([1]), Ragged.from_lists([[7, 8]]))) == [[1, 2, 3], [7, 8], [4]]
-    assert lists(Ragged.beside([rows, rows.take(np.array([2, 2, -1]))])) == [[1, 2, 3, 4], [4], [4]]
+    assert lists(Ragged.hstack([rows, rows.take(np.array([2, 2, -1]))])) == [[1, 2, 3, 4], [4], [4]]
 
 
 HASHES = st.one_of(st.integers(0, 2**64 - 1), st.integers(0, 40))
