@@ -30,8 +30,7 @@ class Calls:
 
 
 def calls_of(profile: Profile, options: PathOptions, chosen: Bool) -> Calls:
-    """Return the functions and calls on the stacks of all threads together. `chosen`: bool[samples], the samples to
-    count."""
+    """Return the functions and calls on the stacks of all threads together. `chosen`: bool[samples], which to count."""
     tree = build_paths(profile, options, rooted=False)
     own, waits = (tree.total(np.where(chosen, column, 0)) for column in (profile.samples.period, profile.samples.count))
     below = subtree_sums(tree, own)
@@ -66,8 +65,7 @@ def subtree_sums(tree: PathTree, values: I64) -> I64:
 
 
 def outermost(parent: I32, key: NDArray[np.integer]) -> Bool:
-    """Return bool[nodes]: True if no ancestor of the node has the same `key` (int[nodes]). `parent`: int32[nodes], -1
-    for a root."""
+    """Return bool[nodes]: True if no ancestor of the node has its `key` (int[nodes]). `parent`: -1 for a root."""
     result = np.ones(len(parent), np.bool_)
     node = np.flatnonzero(parent >= 0)
     above = parent[node]

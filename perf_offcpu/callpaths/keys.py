@@ -33,8 +33,7 @@ Label = Callable[[int], str]  # row of the samples → text of its value
 
 
 def column_of(key: str, profile: Profile, waits: Waits) -> tuple[I64, Label]:
-    """Return int64[samples], equal for equal values of a sort key, and a function from sample row to the text of its
-    value."""
+    """Return int64[samples], equal for equal values of a sort key, and a function: sample row → text of its value."""
     samples, strings = profile.samples, profile.strings
     simple: dict[str, tuple[NDArray[np.integer], Label]] = {
         "comm": (samples.comm, lambda row: thread_label(strings[samples.comm[row]])),
@@ -75,8 +74,7 @@ def _leaf_frames(profile: Profile) -> I64:
 
 
 def symbol_label(name: Name) -> str:
-    """Return a function as perf report shows it, `[k] NAME` or `[.] NAME`; a mark such as `[truncated]` has blanks
-    instead."""
+    """Return a function as perf report shows it, `[k] NAME` or `[.] NAME`; a mark such as `[truncated]` has blanks."""
     letters = {NameKind.KERNEL: "[k]", NameKind.MARK: "   "}
     return f"{letters.get(name.kind, '[.]')} {name.label}"
 
@@ -117,8 +115,7 @@ def _waker(profile: Profile) -> tuple[I64, Label]:
 
 
 def object_column(profile: Profile, *, lasting: bool = False) -> tuple[I64, Label]:
-    """Return `column_of` the names of objects; if `lasting`, without addresses and ids, so that two recordings can be
-    compared."""
+    """Return `column_of` the names of objects; if `lasting`, without addresses and ids, to compare two recordings."""
     samples, objects, strings = profile.samples, profile.objects, profile.strings
     named, names = samples.object >= 0, objects.stable if lasting else objects.name
     column = np.append(names, 0).astype(np.int64)[samples.object]
@@ -134,8 +131,7 @@ def _syscall(profile: Profile, waits: Waits) -> tuple[I64, Label]:
 
 @mutable
 class Texts:
-    """Column of n texts. `texts`: the distinct texts; `codes`: int64[n], index in `texts` of the text of each row, -1
-    for none."""
+    """Column of n texts: the distinct ones, and `codes`, int64[n]: index in `texts` of each row's text, -1 for none."""
 
     texts: list[str]
     codes: I64
@@ -168,16 +164,14 @@ def _only(has_value: Bool, codes: NDArray[Any]) -> I64:
 
 
 def merged(texts: Sequence[str], codes: I64, has_value: Bool | None = None) -> Texts:
-    """Return the texts `texts[codes[i]]` as a column; equal texts get one code. `has_value`: bool[n], where False a row
-    has code -1."""
+    """Return the column of `texts[codes[i]]`, equal texts once; rows where `has_value` (bool[n]) is False have none."""
     place: dict[str, int] = {}
     place_of = np.array([*(place.setdefault(text, len(place)) for text in texts), -1], np.int64)[codes]
     return Texts(list(place), place_of if has_value is None else _only(has_value, place_of))
 
 
 def named(column: NDArray[Any], strings: Strings, has_value: Bool | None = None) -> Texts:
-    """Return the texts `strings[column[i]]` as a column, printable. `has_value`: bool[n], where False a row has code
-    -1."""
+    """Return the column of `strings[column[i]]`, printable; rows where `has_value` (bool[n]) is False have none."""
     return _by_value(column, strings.__getitem__, has_value)
 
 

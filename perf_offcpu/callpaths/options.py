@@ -30,8 +30,7 @@ class Name(NamedTuple):
 
 @mutable
 class WakerChains:
-    """Chains of wakers of n samples, as columns by hop: the direct waker first, then the waker of that waker, and so
-    on."""
+    """Chains of wakers of n samples, as columns by hop: the direct waker first, then the waker of that, and so on."""
 
     names: list[Name]  # of wakers; the first stands for no waker
     chain: "I64"  # int64[n], number of each sample's chain; equal chains have equal numbers

@@ -55,13 +55,11 @@ class PathTree:
         return len(self.parent)
 
     def total(self, values: NDArray[np.int64]) -> I64:
-        """Return int64[n]: for each node, the sum of `values` (one per sample) over the samples that end there, not
-        below it."""
+        """Return int64[n]: the sum of `values`, one per sample, over the samples that end at each node itself."""
         return sum_by(self.of_sample.astype(np.int64), values, len(self))
 
     def paths(self, nodes: I64) -> Ragged:
-        """Return a row for each of k nodes: the names from the root to the node, as indices into `names`, root
-        first."""
+        """Return a row for each of k nodes: the names from the root to the node, indices in `names`, root first."""
         offsets, path = paths_of_nodes(self.parent, nodes)
         return Ragged(offsets, self.name[path].astype(np.uint64))
 
@@ -117,8 +115,8 @@ def paths_with_wakers(
 
 
 def marks_of(samples: ProfileSamples) -> tuple[U8, U8]:
-    """Return uint8[samples] twice: index in MARKS of the mark between root and frames; 1 where a mark for missing
-    kernel frames follows the leaf."""
+    """Return uint8[samples] twice: index in MARKS of the mark after the root; 1 if the kernel part (leaf) is
+    missing."""
     bare = samples.stack < 0
     user_lost = samples.has(SampleFlag.NO_USER_STACK | SampleFlag.UNMERGED)
     kernel_lost = samples.has(SampleFlag.NO_KERNEL_STACK)
@@ -184,8 +182,7 @@ class _Builder:
         return len(self.names) - len(names)
 
     def add_roots(self, columns: list[NDArray[np.integer]], groups: int) -> I64:
-        """Add a root for each distinct row of `columns` (comm, pid, tid); return int64[groups]: the root of each row,
-        -1 without columns."""
+        """Add a root for each distinct row of `columns` (comm, pid, tid); return int64[groups]: its node; else -1."""
         if not columns:
             return np.full(groups, -1)
         first, group_of = group(*columns)
@@ -224,8 +221,7 @@ class _Builder:
         return node
 
     def _name_frames(self, levels: Sequence[NDArray[np.integer]], *, of_waker: bool = False) -> I64:
-        """Add names for the frames of the rows in stacks of all `levels`. Return int64[frames]: the name of each frame;
-        -1 if it is not in them."""
+        """Add names for frames of rows in stacks (`levels`); return int64[frames]: name of each, -1 not in them."""
         used: Bool = np.zeros(len(self._profile.frames), np.bool_)
         for level in levels:
             used[self._profile.stacks.frame[level]] = True
@@ -243,13 +239,11 @@ class _Builder:
         return name_of_frame
 
     def add_leaves(self, node: I64, code: NDArray[np.integer], labels: Sequence[str]) -> I64:
-        """Add a mark named `labels[code[i]]` below node[i] where the code is not 0; return int64[groups]: the new
-        nodes, else the old ones."""
+        """Add a mark `labels[code[i]]` below node[i] unless the code is 0; return int64[groups]: the new leaves."""
         return self.add_names(node, code, [Name(label, "", NameKind.MARK) for label in labels])
 
     def add_names(self, node: I64, code: NDArray[np.integer], names: list[Name]) -> I64:
-        """Add a node named `names[code[i]]` below node[i] where the code is not 0; return int64[groups]: the new nodes,
-        else the old ones."""
+        """Add a node `names[code[i]]` below node[i] unless the code is 0; return int64[groups]: the new leaves."""
         offset = self._new_names(names)
         node, marked = node.copy(), np.flatnonzero(code)
         node[marked] = self._add(node[marked], offset + code[marked].astype(np.int64))
@@ -258,8 +252,7 @@ class _Builder:
 
 @mutable
 class _Level:
-    """The k distinct (base, stack) pairs of one depth of stacks: nodes between the root and the leaf of some group's
-    stack."""
+    """The k distinct (base, stack) pairs of one depth of stacks: nodes on the way from roots to leaves of groups."""
 
     base: I64  # int64[k], the node below which the stack hangs
     stack: I64  # int64[k], rows in the profile's stacks, all of one depth

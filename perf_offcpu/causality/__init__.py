@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find causes of waits in the activity of other threads at the same time."""
+"""Explain waits by the activity of other threads at the same time: critical paths, cascades, deadlocks, parallelism."""

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pass the weight of waits on, from thread to thread, to the threads at the end of chains of waits.
 
-If A waits for B, and B waits for C at the same time, the time counts for A → B and, while B waits too, once
-more for B → C: a short wait that delays forty threads weighs as much as forty waits. Source: wPerf (OSDI
-2018), cascaded redistribution. wPerf walks from each wait through all waits after it. Here each step computes
-the number of waits that a thread delays as a function of time and follows all of them at once, so that a
-thousand threads that wait for one thread are one step, not a thousand.
+If A waits for B, and B waits for C at the same time, the time counts for A → B and, while B waits too, once more for B
+→ C: a short wait that delays forty threads weighs as much as forty waits. Source: wPerf (OSDI 2018), cascaded
+redistribution. wPerf walks from each wait through all waits after it. Here each step computes the number of waits that
+a thread delays as a function of time and follows all of them at once, so that a thousand threads that wait for one
+thread are one step, not a thousand.
 
-Weight is conserved: at each moment a thread that waits for another one passes on its own wait and the waits
-that it delays, and all other threads hold the weight of the waits that they delay. So for each thread
+Weight is conserved: at each moment a thread that waits for another one passes on its own wait and the waits that it
+delays, and all other threads hold the weight of the waits that they delay. So for each thread
 
     own waits + weight of edges to it = weight of edges from it + weight that it holds,
 
@@ -52,7 +52,7 @@ _DEVICE_OF = {
 
 
 class Held(enum.IntEnum):
-    """State of a thread while it holds the weight of waits that it delays; index of a column of `held_ns`."""
+    """State of a thread while it holds the weight of waits that it delays: the columns of `Cascade.held_ns`."""
 
     RUNNING = 0  # on a CPU, or in a wait that was only summed
     RUNNABLE = 1  # waiting for a CPU, or preempted by its budget
@@ -63,7 +63,7 @@ class Held(enum.IntEnum):
 
 @mutable
 class Cascade:
-    """Records w waits and the weight that each passes on; nodes are the t tracks and, after them, the DEVICES."""
+    """w waits as columns, with the weight that each passes on. Nodes: the t tracks, after them the DEVICES."""
 
     tracks: list[Track]  # the recorded threads, and threads that only woke others
     waiter: I64  # int64[w], the track of each wait
@@ -79,11 +79,11 @@ class Cascade:
 
     @property
     def total_ns(self) -> int:
-        """Return the length of the chosen waits, ns, which equals the weight that all nodes hold."""
+        """Return the time of all chosen waits until their wake-ups, ns: the weight that all nodes hold together."""
         return int(self.own_ns.sum())
 
     def check(self) -> None:
-        """Raise AssertionError unless weight is conserved at each node and as a whole."""
+        """Raise AssertionError unless weight is conserved, at each node and in all."""
         nodes = len(self.held_ns)
         own, away = (sum_by(self.waiter, column, nodes) for column in (self.own_ns, self.carried_ns))
         carried = sum_by(self.target, self.carried_ns, nodes)
@@ -92,8 +92,8 @@ class Cascade:
 
 
 def cascade_of(profile: Profile, timeline: Timeline, chosen: Bool | None = None) -> Cascade:
-    """Return the cascade of a profile that has all samples of all threads. `chosen`: bool[samples], the waits whose
-    weight is passed on; default: all. Raise PerfOffcpuError if a weight exceeds 62 bits, which means damaged times."""
+    """Return the cascade of a profile, which has all samples of all threads. `chosen`: bool[samples], the waits whose
+    weight is passed on; default: all. Raise PerfOffcpuError if a weight exceeds 62 bits: damaged times."""
     waits = _Steps(profile, timeline)
     everyone = np.ones(len(profile.samples), np.bool_) if chosen is None else chosen
     own = np.where(everyone[waits.row], waits.queued - waits.begin, 0)
@@ -128,7 +128,7 @@ def cascade_of(profile: Profile, timeline: Timeline, chosen: Bool | None = None)
 
 @mutable
 class _Parts:
-    """Holds time spans, all of waits or all of tracks, each with the number of waits whose weight it carries."""
+    """Spans of time, of waits or of tracks, each with the number of waits whose weight it carries."""
 
     at: I64  # row in the waits; or a track
     begin: I64  # index into `_Steps.times`
@@ -137,7 +137,7 @@ class _Parts:
 
 
 class _Steps(WaitTable):
-    """Passes weight on, one hop per step. Times are indices into `times`, the moments of possible change."""
+    """Passes weight on, one hop a step. Times are indices into `times`, all begins, wake-ups and ends of waits."""
 
     def __init__(self, profile: Profile, timeline: Timeline) -> None:
         super().__init__(profile, timeline)
@@ -158,8 +158,8 @@ class _Steps(WaitTable):
         self._add_moments(timeline)
 
     def _awake_until(self) -> I64:
-        """Return int64[w]: until when each wait's waker was awake: the wake-up, or if the waker waits at that time, the
-        begin of its wait. A thread on another CPU becomes runnable a little after its wake-up."""
+        """Return int64[w]: the time until which each wait's waker was awake: the wake-up; or, if the waker itself was
+        waiting then, the begin of that wait. A thread on another CPU becomes runnable a little after its wake-up."""
         until = self.queued.copy()
         woken = np.flatnonzero(self.waker >= 0)
         span_of, wait = self.overlapping(self.waker[woken], self.queued[woken] - 1, self.queued[woken])
@@ -180,7 +180,7 @@ class _Steps(WaitTable):
         return target
 
     def _add_moments(self, timeline: Timeline) -> None:
-        """Collect the CPU samples of running threads, sorted by (track, index of the last change before the sample)."""
+        """Find the CPU samples of running threads; sort them by (track, index in `times` of the last time before)."""
         rows = np.flatnonzero(timeline.moments)
         track, moment = timeline.track[rows], timeline.begin_ns[rows]
         key = track * self.size + np.searchsorted(self.times, moment, "right") - 1
@@ -193,8 +193,8 @@ class _Steps(WaitTable):
         self.moment, self.moment_key = rows[order], key[order]
 
     def step(self, parts: _Parts, *, follow: bool) -> _Parts:
-        """Charge parts of waits to their wakers; return the parts of the wakers' own waits at these times. `follow`:
-        False at the last step: the weight of parts whose waker is a thread is held by the waiter as CUT."""
+        """Charge parts of waits to their wakers; return parts of the wakers' own waits in these times. `follow`: False
+        for the last step, in which waiters hold, as CUT, the weight of parts that a thread ended."""
         passed = self._awake(parts)
         target, weight = self.target[passed.at], self._weight(passed)
         devices = target >= len(self.tracks)
@@ -209,7 +209,7 @@ class _Steps(WaitTable):
         return self._explained(self._merged(parts))
 
     def _awake(self, parts: _Parts) -> _Parts:
-        """Return parts cut at the time when the waker fell asleep; from then on the waiter itself holds the weight."""
+        """Return the parts cut where the waker fell asleep; the weight from then on is held by the waiter itself."""
         end = np.clip(self.awake[parts.at], parts.begin, parts.end)
         self._keep(parts.at, self._weight(_Parts(parts.at, end, parts.end, parts.number)))
         return _Parts(parts.at, parts.begin, end, parts.number)
@@ -229,7 +229,7 @@ class _Steps(WaitTable):
         self.held[:, how] += sum_by(node, weight, len(self.held))
 
     def _merged(self, parts: _Parts) -> _Parts:
-        """Cut overlapping parts of tracks where one begins or ends, and sum their `number`; sort by (track, begin)."""
+        """Return parts of tracks without overlap, sorted by (track, begin): cut at every edge, with `number` summed."""
         key = np.concatenate([parts.at * self.size + parts.begin, parts.at * self.size + parts.end])
         order = np.argsort(key, kind="stable")
         key, change = key[order], np.concatenate([parts.number, -parts.number])[order]
@@ -242,7 +242,7 @@ class _Steps(WaitTable):
         return _Parts(track, begin, key[filled + 1] - track * self.size, number[filled])
 
     def _explained(self, parts: _Parts) -> _Parts:
-        """Hold at each track the weight of its parts outside of waits; return the parts in waits, to be passed on."""
+        """Let tracks hold the weight of their parts outside of waits; return the parts in waits, to be passed on."""
         born = np.clip(self.birth[parts.at], parts.begin, parts.end)
         self._hold(parts.at, Held.NOT_RECORDED, self._weight(_Parts(parts.at, parts.begin, born, parts.number)))
         parts = _Parts(parts.at, born, parts.end, parts.number)
@@ -263,7 +263,7 @@ class _Steps(WaitTable):
         return _Parts(wait[nonempty], begin[nonempty], until[nonempty], number[nonempty])
 
     def _sample(self, parts: _Parts) -> None:
-        """Add the number of delayed waits of each part (disjoint) to `held_up` of the CPU samples in it."""
+        """Add the number of delayed waits of each part (disjoint parts) to `held_up` of the CPU samples in it."""
         key = parts.at * self.size
         if not len(key):
             return
@@ -273,6 +273,6 @@ class _Steps(WaitTable):
 
 
 def _add(sums: I64, rows: I64, values: I64) -> None:
-    """Add values to `sums[rows]` in place; rows may repeat."""
+    """Add `values` to `sums[rows]` in place, also where a row repeats."""
     first, group_of = group(rows)
     sums[rows[first]] += sum_by(group_of, values, len(first))

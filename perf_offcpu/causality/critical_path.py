@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find the critical path of a thread: for each moment of a window, the thread and state that it waited for.
 
-The path is a partition of the window. While the thread itself ran, or waited for a CPU, it is on the path. A
-wait that another thread ended is explained by the activity of that thread during the wait, and so on: its own
-waits may have been ended by a third thread. A wait that an interrupt ended (timer, disk, network), or that
-has not ended, explains itself. Source of the definition: Perfetto, stdlib `sched/thread_executing_span.sql`.
+The path is a partition of the window. While the thread itself ran, or waited for a CPU, it is on the path. A wait that
+another thread ended is explained by the activity of that thread during the wait, and so on: its own waits may have been
+ended by a third thread. A wait that an interrupt ended (timer, disk, network), or that has not ended, is not explained
+further. Source of the definition: Perfetto, stdlib `sched/thread_executing_span.sql`.
 
-All waits of one depth are followed at once. At each depth the spans to explain do not overlap and end before
-the wait that led to them, so the walk ends. Summed short waits have no place in time: they count as running,
-and `summed_ns` is their length."""
+All waits of one depth are followed at once. At each depth the spans to explain do not overlap and end before the wait
+that led to them, so the walk ends. Summed short waits have no place in time: they count as running, and `summed_ns` is
+their length."""
 
 import enum
 import math
@@ -42,7 +42,7 @@ class Doing(enum.IntEnum):
 
 
 class Hops(Table):
-    """Waits that lead from the root to other threads; a hop is a wait that another thread ended."""
+    """Waits that lead from the root thread to other threads; a hop is a wait that another thread ended."""
 
     parent: I64 = column("i8", "the hop that led to the waiting thread; -1 for the root's waits")
     wait: I64 = column("i8", "row in samples")
@@ -66,19 +66,19 @@ class CriticalPath:
     queued_ns: I64  # int64[k], ns of RUNNING segments that were in fact preempted, by the budget of the thread; else 0
 
     def comms(self) -> tuple[list[str], I64]:
-        """Return the distinct comms (printable), and int64[tracks]: the index of each track's comm."""
+        """Return the distinct comms, printable, and int64[tracks]: the index in them of each track's comm."""
         rows = {comm: row for row, comm in enumerate(dict.fromkeys(track.comm for track in self.tracks))}
         return list(rows), np.array([rows[track.comm] for track in self.tracks], np.int64)
 
     @property
     def length_ns(self) -> I64:
-        """Return int64[k]: the lengths of the segments."""
+        """Return int64[k]: the length of each segment in ns."""
         return self.end_ns - self.begin_ns
 
 
 def critical_path(profile: Profile, timeline: Timeline, root: int, begin_ns: int, end_ns: int) -> CriticalPath:
-    """Return the critical path of a thread, a row of `timeline.tracks`, from `begin_ns` to `end_ns` of the recording's
-    clock. The profile has all samples of all threads."""
+    """Return the critical path of thread `root`, a row of `timeline.tracks`, from `begin_ns` to `end_ns` of the
+    recording's clock. The profile has all samples of all threads."""
     walk, origin, samples = _Walk(profile, timeline), timeline.origin_ns, profile.samples
     level = _Spans.filled(1, track=root, begin=begin_ns - origin, end=end_ns - origin)
     woke, parts, hops, number = np.full(1, _NEVER), list[_Spans](), list[Hops](), 0
@@ -112,7 +112,7 @@ def critical_path(profile: Profile, timeline: Timeline, root: int, begin_ns: int
 
 
 class _Spans(Table):
-    """Spans of time of threads: on the way down still to be explained, at the end segments of the path."""
+    """Spans of time of threads: still to be explained, or explained, which are the segments of the path."""
 
     track: I64 = column("i8", "row in tracks")
     begin: I64 = column("i8", "begin", unit="ns since the origin")
@@ -122,17 +122,18 @@ class _Spans(Table):
     wait: I64 = column("i8", "row in samples", sentinel=-1)
 
     def doing_all(self, doing: Doing) -> Self:
-        """Return a copy of the spans, all with the state `doing`."""
+        """Return the spans, all with the state `doing`."""
         return self.with_columns(doing=np.full(len(self), doing, np.uint8))
 
 
 class _Walk(WaitTable):
-    """Explains spans of threads, all spans of one depth at once."""
+    """Explains what threads did in spans of time, all spans of one depth at once."""
 
     def explain(self, spans: _Spans, woke: I64, first_hop: int, *, follow: bool) -> tuple[_Spans, _Spans, I64, Hops]:
-        """Return (segments, spans, woke, hops): the parts of `spans` that explain themselves; the next depth's spans
-        with their `woke`, and the hops to them. `woke`: int64[spans], time at which the thread of each span woke the
-        thread that waits for it. `first_hop`: the row of the first of these hops in `CriticalPath.hops`."""
+        """Explain the spans of one depth. Return (segments, spans, woke, hops): the explained parts; spans of the
+        wakers of the other parts, for the next depth, with their `woke`, and the hops to them. `woke`: int64[spans],
+        the time at which the span's thread woke the thread that waits for it. `first_hop`: row in `CriticalPath.hops`
+        of the first new hop."""
         unknown, spans, woke = self._not_recorded(spans, woke)
         span_of, wait = self.overlapping(spans.track, spans.begin, spans.end)
         begin = np.maximum(self.begin[wait], spans.begin[span_of])
@@ -151,7 +152,8 @@ class _Walk(WaitTable):
         return explained.take(explained.end > explained.begin), deeper, self.queued[wait[to_waker]], hops
 
     def _not_recorded(self, spans: _Spans, woke: I64) -> tuple[_Spans, _Spans, I64]:
-        """Return (parts of spans before the birth of their thread or without samples, other parts, `woke` of these)."""
+        """Return (parts of spans before their thread's birth, or of threads without samples; other parts; `woke` of
+        those)."""
         begin = np.where(self.known[spans.track], np.maximum(spans.begin, self.born[spans.track]), spans.end)
         begin = np.minimum(begin, spans.end)
         unknown = spans.with_columns(end=begin, wait=np.full(len(spans), -1)).doing_all(Doing.NOT_RECORDED)
@@ -161,7 +163,7 @@ class _Walk(WaitTable):
 
 
 def _without_pauses(path: _Spans, pauses: I64) -> _Spans:
-    """Return the path in order of time, cut at `pauses` (int64[k, 2]), where RUNNING becomes NOT_RECORDED."""
+    """Return the path, by time, cut at the edges of `pauses` (int64[k, 2]), in which RUNNING becomes NOT_RECORDED."""
     edges = pauses.reshape(-1)
     span = np.searchsorted(path.begin, edges, "right") - 1
     cuts = (span >= 0) & (path.begin[span] < edges) & (edges < path.end[span]) & (path.doing[span] == Doing.RUNNING)
@@ -175,7 +177,7 @@ def _without_pauses(path: _Spans, pauses: I64) -> _Spans:
 
 
 def _gaps(spans: _Spans, span_of: I64, begin: I64, end: I64) -> _Spans:
-    """Return the RUNNING parts of spans: outside of their waits, which are `begin` … `end` in span `span_of`."""
+    """Return the parts of spans between waits, as RUNNING. Waits: from begin[i] to end[i], in span `span_of[i]`."""
     owner = np.concatenate([span_of, np.arange(len(spans.begin))])
     order = np.argsort(owner, kind="stable")  # the waits of each span, then its end
     owner = owner[order]
@@ -188,14 +190,14 @@ def _gaps(spans: _Spans, span_of: I64, begin: I64, end: I64) -> _Spans:
 
 
 def is_chosen(track: Track, selection: Selection) -> bool:
-    """Return True if comm, pid and tid of a thread match the selection, whose empty lists match all."""
+    """Return True if a thread's comm, pid and tid match the selection; an empty list of it matches all."""
     ids = ((selection.comms, track.comm), (selection.pids, track.pid), (selection.tids, track.tid))
     return all(not names or name in names for names, name in ids)
 
 
 def choose_thread(timeline: Timeline, selection: Selection) -> int:
-    """Return the row in `timeline.tracks` of the thread that a selection by comm, pid or tid means: of several the main
-    thread of a process, of several main threads the earliest. Raise UsageError if the recording has none."""
+    """Return the row in `timeline.tracks` of the thread that a selection by comm, pid or tid means: of several threads
+    the main thread of a process, of several processes the earliest. Raise UsageError if no thread matches."""
     tracks, first = timeline.tracks, np.full(len(timeline.tracks), _NEVER)
     placed = np.flatnonzero(timeline.placed)
     np.minimum.at(first, timeline.track[placed], timeline.begin_ns[placed])
@@ -210,8 +212,9 @@ def choose_thread(timeline: Timeline, selection: Selection) -> int:
 
 
 def window_of(profile: Profile, timeline: Timeline, thread: int, windows: tuple[Window, ...]) -> tuple[int, int]:
-    """Return (begin, end) in ns of the recording's clock. By default a window is the known life of the thread: birth,
-    exit, samples. Raise UsageError for several windows, or one outside of it."""
+    """Return (begin, end), ns of the recording's clock: the known life of `thread` (row of tracks: birth, exit,
+    samples), or its part in the window. Raise UsageError for several windows, or a window without any part of that
+    life."""
     if len(windows) > 1:
         raise UsageError("--critical-path: --time names more than one window")
     track, tasks = timeline.tracks[thread], profile.tasks

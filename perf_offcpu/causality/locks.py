@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find deadlocks: threads that wait in a circle for locks that the next one holds.
+"""Find deadlocks: threads that wait in a circle, each for a lock that the next one holds.
 
 Only waits count that were not over when the recording ended, or that nothing but the end of the process ended, and only
 holders that are believed (`analysis.holders`). A thread waits for one lock, and one thread holds it: so each thread has
@@ -25,7 +25,7 @@ _MOST_TIMED_OUT = 32  # waits at whose ends circles are looked for
 
 @frozen
 class DeadThread:
-    """One thread of a circle: it waits for a lock that the next thread holds; after the last comes the first."""
+    """Thread in a circle: it waits for a lock that the next thread holds; after the last thread comes the first."""
 
     comm: str
     pid: int
@@ -39,8 +39,8 @@ class DeadThread:
 
 
 def deadlocks_of(profile: Profile, waits: Waits, holders: Holders) -> list[list[DeadThread]]:
-    """Return the circles of a profile: deadlocks and circles of timed waits (`ends_after`); circles that are over come
-    last. `waits`: `classify(profile)`. `holders`: `holders_of(profile)`."""
+    """Return the circles of a profile, each a list of threads: deadlocks, and circles with timed waits (`ends_after`),
+    of which those that are over come last. `waits`: `classify(profile)`. `holders`: `holders_of(profile)`."""
     samples = profile.samples
     blocked = samples.has(SampleFlag.STILL_BLOCKED) | holders.cut_off
     begin, end = spans_of(samples)
@@ -79,7 +79,7 @@ def deadlocks_of(profile: Profile, waits: Waits, holders: Holders) -> list[list[
 
 
 def _ended_circles(samples: ProfileSamples, holders: Holders, begin: I64, end: I64) -> list[list[int]]:
-    """Return circles of lock waits that a timeout broke, each as rows of samples; at most one per set of tids."""
+    """Return circles of waits for locks that a timeout broke, as rows of samples; one for each set of threads."""
     has_holder = (holders.held >= 0) & ~samples.has(SampleFlag.STILL_BLOCKED | SUM_FLAGS)
     timed_out = has_holder & samples.has(SampleFlag.WAKER_INTERRUPT)
     circles: dict[frozenset[int], list[int]] = {}
@@ -93,8 +93,8 @@ def _ended_circles(samples: ProfileSamples, holders: Holders, begin: I64, end: I
 
 
 def circles_of(successor: dict[int, int]) -> list[list[int]]:
-    """Return the circles of a graph node → its only successor. The result is each circle from its smallest node on, in
-    the order of successors; longest circles first, then by first node."""
+    """Return the circles of a graph in which each node has at most one successor. A circle begins with its smallest
+    node and follows successors; the longest circles come first, equal ones by first node."""
     circles, done = list[list[int]](), set[int]()
     for start in sorted(successor):
         path: dict[int, int] = {}
@@ -111,12 +111,12 @@ def circles_of(successor: dict[int, int]) -> list[list[int]]:
 
 
 def ends_after(deadlock: list[DeadThread]) -> int:
-    """Return the shortest timeout of the waits in a circle, ns after that wait began; -1: no timeout, a deadlock."""
+    """Return the shortest timeout of a circle's waits, in ns from the begin of its wait; -1 without one: a deadlock."""
     return min((thread.asked_ns for thread in deadlock if thread.asked_ns >= 0), default=-1)
 
 
 def sentence_of(deadlock: list[DeadThread]) -> str:
-    """Return the sentence about a deadlock: each thread, its lock, the lock's holder."""
+    """Return a sentence about a deadlock: each thread, its lock, the lock's holder."""
     timeout, number = ends_after(deadlock), len(deadlock)
     lead = f"Deadlock of {number} threads" if number > 1 else "Deadlock"
     if timeout >= 0:
@@ -138,8 +138,8 @@ def _waiting(dead_thread: DeadThread) -> str:
 
 
 def longest_queues(samples: ProfileSamples, group_of: I64, groups: int) -> I64:
-    """Return int64[groups]: the most waits of each group at one moment; 0 without timed waits (sums have no time). A
-    wait that begins when another one ends does not meet it. `group_of`: int64[n], by sample; -1 for none."""
+    """Return int64[groups]: the largest number of waits of each group at one moment; sums are not counted. A wait that
+    begins when another one ends does not overlap it. `group_of`: int64[samples], -1 for none."""
     begin, _ = spans_of(samples)
     rows = np.flatnonzero((group_of >= 0) & (samples.time_ns >= 0) & ~samples.has(SUM_FLAGS))
     owner = np.concatenate([group_of[rows], group_of[rows]])
@@ -151,7 +151,7 @@ def longest_queues(samples: ProfileSamples, group_of: I64, groups: int) -> I64:
 
 
 def waiters(samples: ProfileSamples, group_of: I64, groups: int) -> I64:
-    """Return int64[groups]: the number of threads with samples in each group. `group_of`: int64[n], -1 for no group."""
+    """Return int64[groups]: the number of threads with samples in each group. `group_of`: int64[samples], -1 none."""
     rows = np.flatnonzero(group_of >= 0)
     first, _ = group(group_of[rows], samples.pid[rows], samples.tid[rows])
     return np.bincount(group_of[rows][first], minlength=groups).astype(np.int64)

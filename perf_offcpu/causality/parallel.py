@@ -3,13 +3,13 @@
 
     time of a thread × 1 / number of the chosen threads that ran at this time
 
-So a thread that runs alone has its whole time as weight, and two threads that run together have half of it
-each: code for which the others wait weighs most. Source: GAPP (2020). The weights of all threads and the time
-in which none ran sum to the window without pauses. Begins and ends of all runs are sorted once; everything
-else follows from cumulative sums.
+So a thread that runs alone has its whole time as weight, and two threads that run together have half of it each: code
+for which the others wait weighs most. Source: GAPP (2020). The weights of all threads and the time in which none ran
+sum to the window without pauses. Begins and ends of all runs are sorted once; everything else follows from cumulative
+sums.
 
-A thread runs from its birth to its exit, except during its waits, also for a CPU. Summed waits, and
-preemptions that were not recorded, have no place in time: they count as running."""
+A thread runs from its birth to its exit, except during its waits, also for a CPU. Summed waits, and preemptions that
+were not recorded, have no place in time: they count as running."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ from perf_offcpu.structs import mutable
 
 @mutable
 class Parallelism:
-    """Tells the number of running threads as a function of time; times are ns since the origin."""
+    """Number of running threads as a function of time; times are ns since the timeline's origin."""
 
     begin: int  # the window
     end: int
@@ -39,7 +39,7 @@ class Parallelism:
     alone_by: I64  # int64[tracks], ns in which no other thread ran
 
     def numbers_at(self, moment: I64) -> I64:
-        """Return int64[n]: the number of running threads just after each moment; 0 outside of the window."""
+        """Return int64[n]: the number of running threads from each moment on; 0 outside of the window."""
         if not len(self.number):
             return np.zeros(len(moment), np.int64)
         row = np.searchsorted(self.time, moment, "right") - 1
@@ -47,20 +47,20 @@ class Parallelism:
         return np.where(inside, self.number[np.clip(row, 0, len(self.number) - 1)], 0)
 
     def levels(self) -> I64:
-        """Return int64[most + 1]: ns in which exactly 0, 1, 2, … threads ran; they sum to the window without pauses."""
+        """Return int64[most + 1]: ns in which 0, 1, 2, … threads ran; they sum to the window without pauses."""
         most = int(self.number[self.length > 0].max(initial=0))
         return sum_by(np.minimum(self.number, most), self.length, most + 1)
 
     def sum_until(self, sums: I64, moment: I64) -> I64:
-        """Return int64[n]: `sums` (the column `alone` or `none`) interpolated at each moment, clipped to the window."""
+        """Return int64[n]: ns before each moment in which one thread ran (`sums`: `alone`), or none (`none`)."""
         return _at(self.time, sums, np.clip(moment, self.begin, self.end)).astype(np.int64)
 
 
 def parallelism_of(
     profile: Profile, timeline: Timeline, waits: WaitTable, chosen: Bool, window: tuple[int, int] | None
 ) -> Parallelism:
-    """Return the parallelism of the `chosen` threads, bool[tracks]. `window`: (begin, end) in ns since the origin;
-    default: from the first birth to the last exit."""
+    """Return the parallelism of the `chosen` threads, bool[tracks]. `window`: (begin, end), ns since the origin; None:
+    from the first birth to the last exit of these threads."""
     track, begin, end = _lives(profile, timeline, chosen)
     lifetime = (int(begin.min(initial=np.iinfo(np.int64).max)), int(end.max(initial=0)))
     first, last = window or (lifetime if len(track) else (0, 0))
@@ -91,8 +91,8 @@ def parallelism_of(
 
 
 def _lives(profile: Profile, timeline: Timeline, chosen: Bool) -> tuple[I64, I64, I64]:
-    """Return (track, begin, end) of each life of the chosen threads, int64, ns since the origin. The thread budget
-    knows births and exits; without one a life is from the first to the last appearance, without pauses of its host."""
+    """Return (track, begin, end), int64[k], of each life of the chosen threads, ns since the origin: from birth to exit
+    by the thread's budget; without one, from its first to its last sample, without pauses of its host."""
     budget, origin = profile.budget, timeline.origin_ns
     row_of = {(track.pid, track.tid): row for row, track in enumerate(timeline.tracks)}
     ids = zip(budget.pid.tolist(), budget.tid.tolist(), strict=True)
@@ -119,7 +119,7 @@ def _hosts(profile: Profile, timeline: Timeline) -> I64:
 
 
 def _without(track: I64, begin: I64, end: I64, pauses: I64) -> tuple[I64, I64, I64]:
-    """Return (track, begin, end) of the parts of lives outside of pauses (int64[k, 2]); life i is begin[i] … end[i]."""
+    """Return (track, begin, end) of parts of lives outside of `pauses`, int64[k, 2]; life i is begin[i] … end[i]."""
     since = np.maximum(begin[:, None], np.append(np.iinfo(np.int64).min, pauses[:, 1]))
     until = np.minimum(end[:, None], np.append(pauses[:, 0], np.iinfo(np.int64).max))
     nonempty = since <= until
@@ -128,7 +128,8 @@ def _without(track: I64, begin: I64, end: I64, pauses: I64) -> tuple[I64, I64, I
 
 
 def _runs(waits: WaitTable, track: I64, begin: I64, end: I64) -> tuple[I64, I64, I64]:
-    """Return (track, begin, end), int64[k], of the parts of spans outside of waits, sorted by span and time."""
+    """Return (track, begin, end), int64[k], of the parts of spans between waits, by span and time; span i of thread
+    track[i] is begin[i] … end[i]."""
     span_of, wait = waits.overlapping(track, begin, end)
     since = np.append(begin, np.minimum(waits.end[wait], end[span_of]))
     until = np.append(np.maximum(waits.begin[wait], begin[span_of]), end)
@@ -141,7 +142,7 @@ def _runs(waits: WaitTable, track: I64, begin: I64, end: I64) -> tuple[I64, I64,
 
 
 def _at(time: I64, sums: NDArray[Any], moment: I64) -> NDArray[Any]:
-    """Return cumulative sums (`sums[i]` at `time[i]`, ascending), interpolated linearly at each moment."""
+    """Return cumulative sums (`sums[i]` at `time[i]`, ascending) at each moment, interpolated linearly."""
     row = np.clip(np.searchsorted(time, moment, "right") - 1, 0, max(len(time) - 2, 0))
     if len(time) < 2:
         return np.zeros(len(moment), sums.dtype)
@@ -151,7 +152,7 @@ def _at(time: I64, sums: NDArray[Any], moment: I64) -> NDArray[Any]:
 
 
 def _rounded(weight: NDArray[np.longdouble], total: int) -> I64:
-    """Round weights to int64 whose sum is `total`: down, then up for those with the largest fractions."""
+    """Round weights to integers that sum to `total`: all down, then those with the largest fractions up."""
     floor = np.floor(weight).astype(np.int64)
     missing = total - int(floor.sum())
     order = np.argsort(-(weight - floor), kind="stable")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sum a critical path in rows: by thread, state, class and function; and by hops, as a tree."""
+"""Sum a critical path: in rows by thread, state, class and function; as a tree of hops."""
 
 import numpy as np
 
@@ -21,7 +21,7 @@ DOING = {Doing.RUNNING: "running", Doing.RUNNABLE: "runnable", Doing.NOT_RECORDE
 
 @frozen
 class PathRow:
-    """Sum of the segments of a critical path that have this comm, state, wait class and function."""
+    """Segments of a critical path that have one comm, state, wait class and function, in sum."""
 
     comm: str
     doing: Doing
@@ -74,8 +74,8 @@ def path_rows(profile: Profile, timeline: Timeline, path: CriticalPath) -> list[
 
 
 def _with_queued(path: CriticalPath, rows: list[PathRow]) -> list[PathRow]:
-    """Return the rows with `path.queued_ns` (ns that RUNNING segments were in fact preempted) added to each comm's
-    RUNNABLE row, which is made if there is none. The RUNNING `rows` given are already without that time."""
+    """Return the rows with `path.queued_ns` (time of RUNNING segments that was in fact preemption) added to the
+    RUNNABLE row of each comm, which is made if there is none. The RUNNING `rows` do not have that time."""
     names, comm = path.comms()
     preempted = np.flatnonzero(path.queued_ns)
     of_comm = comm[path.track[preempted]]
@@ -91,7 +91,7 @@ def _with_queued(path: CriticalPath, rows: list[PathRow]) -> list[PathRow]:
 
 
 def hop_rows(path: CriticalPath, chains: Chains) -> list[HopRow]:
-    """Return the tree of hops in depth-first order, the root first; children follow their parent, the longest first."""
+    """Return the tree of hops, the root first, depth first: after a node its children, the longest one first."""
     # Node 0 is the root; a chain's node is that of its parent and its comm.
     node_of: dict[tuple[int, int], int] = {}
     parents, comms = [-1], [-1]
@@ -128,7 +128,7 @@ def hop_rows(path: CriticalPath, chains: Chains) -> list[HopRow]:
 
 
 def rivals(profile: Profile, timeline: Timeline, path: CriticalPath) -> dict[str, int]:
-    """Return comm → number of its CPU samples taken on the CPU for which the path's thread waited then, most first."""
+    """Return comm → number of CPU samples on the CPU for which a thread of the path was waiting then; most first."""
     samples = profile.samples
     waiting = np.flatnonzero((path.doing == Doing.RUNNABLE) & (path.wait >= 0))
     cpu = samples.cpu[path.wait[waiting]].astype(np.int64)
@@ -145,7 +145,7 @@ def rivals(profile: Profile, timeline: Timeline, path: CriticalPath) -> dict[str
 
 
 def labels_of_waits(profile: Profile, path: CriticalPath) -> tuple[list[tuple[str, str]], I64]:
-    """Return distinct (class, function) pairs of waits, and int64[segments]: index of a segment's pair; 0 no wait."""
+    """Return distinct (class, function) pairs of waits, and int64[segments]: index of a segment's pair; 0: no wait."""
     waiting = path.doing == Doing.WAITING
     rows = distinct(path.wait[waiting])
     subject = profile.select(rows)
@@ -160,16 +160,15 @@ def labels_of_waits(profile: Profile, path: CriticalPath) -> tuple[list[tuple[st
 
 
 def functions_of(profile: Profile, rows: I64) -> tuple[list[str], I64]:
-    """Return distinct names of functions, and int64[n]: index of the function of each CPU sample in `rows`."""
+    """Return the distinct functions of the CPU samples `rows`, and int64[n]: the index of each sample's function."""
     subject = profile.select(rows)
     causes = causes_of(subject, classify(subject))
     return causes.names, causes.function
 
 
 def path_lane(profile: Profile, path: CriticalPath) -> Lane:
-    """Return a critical path as a lane, `critical path of COMM (pid PID, tid TID)`, whose spans have no gap. Names are
-    `COMM: running`, `COMM: disk wait in FUNCTION`; details the comms from the root to the thread of a span: `client,
-    server, disk`."""
+    """Return a critical path as a lane without gaps, `critical path of COMM (pid PID, tid TID)`. Spans are named `COMM:
+    running` or `COMM: disk wait in FUNCTION`; details are the comms from the root on: `client, server, disk`."""
     comms, comm = path.comms()
     labels, label = labels_of_waits(profile, path)
     first, name = group(comm[path.track], path.doing, label)

@@ -6,9 +6,9 @@
     [running] ─ main ─ render
     [runnable]
 
-A stack holds, for each hop, the stack in which a thread waited and the comm of the thread that woke it, then
-the state of the last thread: the stack of its own wait, or the stacks of its CPU samples below `[running]`.
-Its running time is divided among the CPU samples in this time. Weights sum to the window, in ns."""
+A stack holds, for each hop, the stack in which a thread waited and the comm of the thread that woke it, then the state
+of the last thread: the stack of its own wait, or the stacks of its CPU samples below `[running]`. Its running time is
+divided among the CPU samples in this time. Weights sum to the window, in ns."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -30,7 +30,7 @@ _STATES = {Doing.RUNNING: "[running]", Doing.RUNNABLE: "[runnable]", Doing.NOT_R
 
 @mutable
 class Chains:
-    """Merges the hops of a path that have equal stacks and comms of wakers from the root on: a tree of c chains."""
+    """c chains of hops, a tree: hops of a path with equal stacks and comms of wakers from the root on are one chain."""
 
     parent: I64  # int64[c]; -1 for the waits of the root
     stack: I64  # int64[c], row in the profile's stacks: where the thread waited; -1 unknown
@@ -40,7 +40,7 @@ class Chains:
 
 
 def chains_of(profile: Profile, path: CriticalPath) -> Chains:
-    """Merge hops with equal stacks and wakers into chains; parents precede children."""
+    """Return the hops of a path, those with equal stacks and wakers merged; parents come before children."""
     hops = path.hops
     names, comm_of = path.comms()
     stack, comm = profile.samples.stack[hops.wait].astype(np.int64), comm_of[hops.waker]
@@ -60,7 +60,7 @@ def chains_of(profile: Profile, path: CriticalPath) -> Chains:
 
 
 def path_profile(profile: Profile, timeline: Timeline, path: CriticalPath) -> Profile:
-    """Return a profile whose samples are the sums of a critical path: one for each distinct stack."""
+    """Return a critical path as a profile: a sample, which is a sum, for each distinct stack."""
     chains = chains_of(profile, path)
     chain, doing, stack, weight, count = _cells(profile, timeline, path, chains)
     strings = profile.strings.copy()
@@ -89,7 +89,7 @@ def path_profile(profile: Profile, timeline: Timeline, path: CriticalPath) -> Pr
 
 
 def running_samples(profile: Profile, timeline: Timeline, path: CriticalPath) -> tuple[I64, I64]:
-    """Return (rows, segment), int64[k]: CPU samples of RUNNING segments, and the segment of each."""
+    """Return int64[k] twice: the rows of CPU samples in RUNNING segments of their threads, and these segments."""
     moments = of_one_event(profile, np.flatnonzero(timeline.moments))
     if not len(path.begin_ns):
         return moments[:0], moments[:0]
@@ -101,13 +101,13 @@ def running_samples(profile: Profile, timeline: Timeline, path: CriticalPath) ->
 
 
 def of_one_event(profile: Profile, rows: I64) -> I64:
-    """Return the rows (int64[n], CPU samples) whose event has the lowest number, so that no moment is counted twice."""
+    """Return those of the CPU samples `rows` whose event has the lowest number, so that no moment counts twice."""
     events = profile.samples.evsel[rows]
     return rows[events == events.min()] if len(rows) else rows
 
 
 def _cells(profile: Profile, timeline: Timeline, path: CriticalPath, chains: Chains) -> tuple[I64, I64, I64, I64, I64]:
-    """Return int64[m] columns, a row per stack: (chain, doing, stack, ns, number of segments or CPU samples)."""
+    """Return columns, int64[m], a row for each stack: (chain, doing, stack, ns, number of segments or CPU samples)."""
     chain = np.append(chains.of_hop, -1)[path.hop]
     stack = np.where(path.doing == Doing.WAITING, profile.samples.stack[path.wait], -1).astype(np.int64)
     doing, length = path.doing.astype(np.int64), path.length_ns
@@ -130,8 +130,8 @@ def _cells(profile: Profile, timeline: Timeline, path: CriticalPath, chains: Cha
 
 
 def shared_out(weight: I64, cell_of: I64, number: I64) -> I64:
-    """Divide `weight[c]` among the parts of cell c in proportion to `number` (int64[n], CPU samples of each part); the
-    sums are exact. Return int64[n]. `cell_of`: int64[n], the cell of each part, ascending."""
+    """Divide `weight[c]` among the parts of cell c in proportion to their `number` (int64[n]), and return int64[n]; the
+    parts of a cell sum exactly to its weight. `cell_of`: int64[n], the cell of each part, ascending."""
     total = np.bincount(cell_of, number, len(weight)).astype(np.int64)
     # The share of all samples up to and with each part, rounded down, minus the share up to the one before.
     before = np.cumsum(number) - number
@@ -141,14 +141,14 @@ def shared_out(weight: I64, cell_of: I64, number: I64) -> I64:
 
 
 def _product(weight: I64, part: I64, total: I64) -> I64:
-    """Return weight * part // whole without overflow of 63 bits; part is at most whole."""
+    """Return weight * part // total without overflow of 63 bits; part is at most total."""
     quotient, rest = np.divmod(weight, total)
     exact: I64 = quotient * part + rest * part // total
     return exact
 
 
 def _frame_rows(profile: Profile, chains: Chains, chain: I64, doing: I64, stack: I64) -> Iterator[list[int]]:
-    """Yield each cell's frame rows, leaf first: rows of `profile.frames`, after them those of states, then comms."""
+    """Yield each cell's frames, leaf first: rows of `profile.frames`, then numbers for states, then for comms."""
     recorded_frames = len(profile.frames)
     state_frame = {state: recorded_frames + row for row, state in enumerate(_STATES)}
     first_comm = recorded_frames + len(_STATES)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hold the waits of all threads by (thread, time), with the thread that ended each of them."""
+"""Table of the waits of all threads by thread and time, with the thread that ended each of them."""
 
 import numpy as np
 
@@ -57,8 +57,8 @@ class WaitTable:
         self._by_begin = self.track * self._size + begins
 
     def overlapping(self, track: I64, begin: I64, end: I64) -> tuple[I64, I64]:
-        """Return (span_of, wait), int64[k] each: pairs of a span and a wait of its thread that overlap, sorted by span,
-        then by time. Span i is `begin[i]` to `end[i]` of `track[i]`."""
+        """Return (span_of, wait), int64[k] each: pairs of a span and a wait of its thread that overlap, by span, then
+        time. Span i is the time from begin[i] to end[i] of thread track[i]."""
         place = np.searchsorted(self._ends, begin, "right")
         first = np.searchsorted(self._by_end, track * self._size + place)
         place = np.searchsorted(self._begins, end, "left")
@@ -66,7 +66,7 @@ class WaitTable:
         return ranges(first, np.maximum(first, last))
 
     def last_before(self, track: I64, moment: I64) -> I64:
-        """Return int64[n]: row in this table of the last wait of `track[i]` that ended by `moment[i]`; -1 none."""
+        """Return int64[n]: row in this table of the last wait of track[i] that ended by moment[i]; -1 none."""
         key = track * self._size + np.searchsorted(self._ends, moment, "right")
         wait = np.searchsorted(self._by_end, key) - 1
         same = wait >= 0
@@ -75,19 +75,19 @@ class WaitTable:
 
 
 def ranges(first: I64, last: I64) -> tuple[I64, I64]:
-    """Return (range_of, at), int64[k]: `at` has first[i] … last[i] - 1 for i = 0, 1, …; `range_of` the i of each."""
+    """Return (range_of, number), int64[k] each: the numbers first[i] … last[i] - 1 of each range i, and that i."""
     count = last - first
     range_of = np.repeat(np.arange(len(first)), count)
     return range_of, np.arange(len(range_of)) - np.repeat(np.cumsum(count) - count, count) + first[range_of]
 
 
 def pauses_of(profile: Profile, timeline: Timeline, hosts: list[int]) -> I64:
-    """Return int64[k, 2], ns since the origin: begin and end of each time when none of the hosts was recorded."""
+    """Return int64[k, 2]: begin and end, ns since the origin, of each time in which none of `hosts` was recorded."""
     return np.array(profile.meta.pauses_of(hosts), np.int64).reshape(-1, 2) - timeline.origin_ns
 
 
 def _births(profile: Profile, tracks: list[Track]) -> I64:
-    """Return int64[tracks]: birth of each thread, recording's clock; 0 if before the recording or unknown."""
+    """Return int64[tracks]: the birth of each thread, ns of the recording's clock; 0: before it, or unknown."""
     tasks = profile.tasks
     first = dict(zip(tasks.tid[::-1].tolist(), tasks.begin_ns[::-1].tolist(), strict=True))
     return np.array([first.get(track.tid, 0) for track in tracks], np.int64)

@@ -33,8 +33,7 @@ _HALF = np.uint64(32)
 
 @mutable
 class Ragged:
-    """n rows of uint64 words, of different lengths, in one array (CSR): row i is `values[offsets[i]:offsets[i +
-    1]]`."""
+    """n rows of uint64 words, of different lengths, in one array (CSR): row i is values[offsets[i]:offsets[i + 1]]."""
 
     offsets: I64 = field(default_factory=lambda: np.zeros(1, np.int64))  # int64[n + 1], ascending from 0
     values: U64 = field(default_factory=lambda: np.empty(0, np.uint64))  # uint64[offsets[n]]
@@ -73,8 +72,7 @@ class Ragged:
 
     @classmethod
     def hstack(cls, parts: Sequence[Ragged]) -> Ragged:
-        """Concatenate row by row, as np.hstack does: row i of the result is the words of row i of each part. All parts
-        have the same number of rows."""
+        """Concatenate row by row, as np.hstack: row i of the result is row i of each part; all parts have n rows."""
         offsets = offsets_of(np.sum([part.lengths for part in parts], axis=0))
         values, offset = np.empty(int(offsets[-1]), np.uint64), 8 * offsets[:-1]
         for part in parts:
@@ -144,9 +142,8 @@ def _mixed(words: U64) -> U64:
 
 
 def _hash_block(mixed: U64, offsets: I64) -> U64:
-    """Return uint64[n]: the value of each row's polynomial (0 if the row is empty); see `hash_rows`. `mixed`: the words
-    of all rows, by `_mixed`; it is overwritten: word i is multiplied by base^i, and the sum of a row that begins at
-    word k by base^-k."""
+    """Return uint64[n]: the value of each row's polynomial (`hash_rows`), 0 for an empty row. `mixed`, all words by
+    `_mixed`, is overwritten: word i is multiplied by base^i, the sum of a row from word k on by base^-k."""
     powers, inverses = _powers(len(mixed).bit_length())
     mixed *= powers[: len(mixed)]
     filled = np.flatnonzero(offsets[1:] > offsets[:-1])
@@ -168,8 +165,7 @@ def _powers(bits: int) -> tuple[U64, U64]:
 
 
 def unique_rows(chains: Ragged) -> tuple[Ragged, I32]:
-    """Return (distinct rows in order of first appearance; int32[n]: index in them of the row that equals row i of
-    `chains`)."""
+    """Return (distinct rows in order of first appearance; int32[n]: index of the distinct row that row i equals)."""
     if not len(chains):
         return Ragged(), np.empty(0, np.int32)
     first, ids = first_of_each(hash_rows(chains))
@@ -229,7 +225,7 @@ class StoredStacks(Protocol):
         """Return the number of words of each stack: int64[n]."""
 
     def read_stacks(self, rows: I64) -> StackWords:
-        """Return the words of the stacks with these row numbers, in this order; they are valid until the next call."""
+        """Return the words of the stacks with these row numbers, in this order; valid until the next call."""
 
 
 @mutable
@@ -245,8 +241,7 @@ class Snapshots:
         return len(self.mask)
 
     def read_stacks(self, rows: I64 | I32) -> StackWords:
-        """Return the stack words of the snapshots with these row numbers, in this order; they are valid until the next
-        call."""
+        """Return the stack words of the snapshots with these row numbers, in this order; valid until the next call."""
         rows = rows.astype(np.int64, copy=False)
         if not isinstance(self.stack, Ragged):
             return self.stack.read_stacks(rows)
@@ -264,8 +259,8 @@ class Snapshots:
 
 def build_stack_tree(chains: Ragged) -> tuple[I32, I32, I32]:
     """Build the tree of n callchains of frame ids (below 2^31, leaf first). Return (parent, frame, stack):
-    int32[nodes], the parent node, -1 for a root; int32[nodes], the frame id; int32[n], the node of each chain's leaf,
-    -1 if the chain is empty."""
+    int32[nodes], parent node, -1 for a root; int32[nodes], frame id; int32[n], node of each chain's leaf, -1 if it is
+    empty."""
     lengths = chains.lengths
     order = np.argsort(-lengths, kind="stable")  # longest first: the chains alive at depth d are a prefix
     alive_at = np.searchsorted(-lengths[order], -np.arange(1, int(lengths.max(initial=0)) + 1), side="right")
@@ -289,8 +284,7 @@ def build_stack_tree(chains: Ragged) -> tuple[I32, I32, I32]:
 
 
 def depths(parent: I32) -> I64:
-    """Return int64[nodes]: the number of nodes from the root to each node, both included, in log2(depth) passes.
-    `parent`: int32[nodes], -1 for a root."""
+    """Return int64[nodes]: the depth of each node, 1 for a root (parent -1), in log2(largest depth) passes."""
     depth = np.ones(len(parent), np.int64)
     above = parent.astype(np.int64)
     while True:

@@ -45,8 +45,7 @@ class ChainTable:
         return Ragged(self._offsets.release(), self._values.release())
 
     def _add_by_hash(self, chains: Ragged) -> I32 | None:
-        """Return int32[n], the rows of callchains; None, and add nothing, if two distinct callchains have the same
-        hash."""
+        """Return int32[n], the rows of callchains; None, and add nothing, if two distinct chains have the same hash."""
         hashes, before = hash_rows(chains), len(self)
         rows = self._index.find(hashes)
         new = np.flatnonzero(rows < 0)
@@ -64,8 +63,7 @@ class ChainTable:
         return None
 
     def _add_by_words(self, chains: Ragged) -> I32:
-        """Return int32[n], the rows of callchains, found by a dictionary of their bytes: slower, but safe from equal
-        hashes."""
+        """Return int32[n], the rows of callchains, by a dict of their bytes: slower, but safe from equal hashes."""
         if self._by_words is None:
             self._by_words = {words: row for row, words in enumerate(_words_of(self.ragged()))}
         before = len(self._by_words)
@@ -143,6 +141,5 @@ class HashIndex:
         return ((hashes * MIX) >> self._shift).view(np.int64)
 
     def _step(self, hashes: U64) -> I64:
-        """Return int64[n]: for each hash the distance from one slot to the next that is tried; odd, so that all slots
-        are tried."""
+        """Return int64[n]: the distance between slots tried for each hash; odd, so that all slots are tried."""
         return (hashes.view(np.int64) & self._mask) | 1

@@ -58,8 +58,7 @@ class Column(NamedTuple):
 
 
 def column(dtype: str, doc: str, *, unit: str = "", sentinel: int | None = None, domain: Domain = "") -> Any:
-    """Return the declaration of a column, for the body of a subclass of `Table`. `dtype`: such as "u4"; the rest as in
-    `Column`."""
+    """Return the declaration of a column, for the body of a subclass of `Table`. `dtype`: such as "u4"."""
     return Column(np.dtype(dtype), doc, unit, sentinel, domain)
 
 
@@ -105,8 +104,7 @@ class Table:
 
     @classmethod
     def from_rows(cls, rows: Sequence[Sequence[Any]]) -> Self:
-        """Make a table of tuples, a row each, of the values of the first columns; other columns as in `filled`. Slow:
-        for rare records only."""
+        """Make a table of tuples, values of the first columns in order, a row each; other columns as `filled`. Slow."""
         return cls.filled(len(rows), **dict(zip(cls.columns, zip(*rows, strict=True), strict=False)))
 
     @classmethod
@@ -116,16 +114,14 @@ class Table:
         return cls(*(np.concatenate([getattr(t, name) for t in parts]) for name in cls.columns if parts))
 
     def take(self, rows: Any) -> Self:
-        """Return a table of the rows that an index array, slice or mask selects; columns of one repeated value need no
-        memory."""
+        """Return the rows that an index array, slice or mask selects; columns of one repeated value need no memory."""
         if isinstance(rows, np.ndarray) and rows.ndim == 1:
             count = int(np.count_nonzero(rows)) if rows.dtype == np.bool_ else len(rows)
             return type(self)(*(_taken(getattr(self, name), rows, count) for name in self.columns))
         return type(self)(*(getattr(self, name)[rows] for name in self.columns))
 
     def reorder(self, rows: NDArray[np.int64]) -> None:
-        """Make row i the old row `rows[i]` (a permutation), in place. Old columns are overwritten: no other table may
-        share them."""
+        """Make row i the old row `rows[i]`, in place. Old columns are overwritten: no other table may share them."""
         room: dict[np.dtype[Any], NDArray[Any]] = {}
         for name in self.columns:
             old = getattr(self, name)
@@ -152,8 +148,7 @@ class Table:
         return self.with_columns(**{name: changes[domain](getattr(self, name)) for name, domain in domains.items()})
 
     def check(self, owner: object = None) -> None:
-        """Raise AssertionError unless dtypes and lengths are as declared, and row ids lead to rows of the tables of
-        `owner`, a Recording or Profile."""
+        """Raise AssertionError unless dtypes and lengths are as declared, and row ids valid for tables of `owner`."""
         for name, declared in self.columns.items():
             array, where = getattr(self, name), f"{type(self).__name__}.{name}"
             assert array.dtype == declared.dtype, f"{where}: {array.dtype}"
@@ -186,8 +181,7 @@ def distinct(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def is_among(values: NDArray[Any], ascending: NDArray[Any]) -> Bool:
-    """Return bool[n]: True if values[i] is in `ascending`, which is sorted; np.isin() without its import of
-    numpy.ma."""
+    """Return bool[n]: True if values[i] is in `ascending` (sorted); np.isin() without its import of numpy.ma."""
     if len(ascending) <= _FEW:
         is_any = np.zeros(len(values), np.bool_)
         for value in ascending:
@@ -199,8 +193,7 @@ def is_among(values: NDArray[Any], ascending: NDArray[Any]) -> Bool:
 
 
 def is_one_of(values: NDArray[Any], members: NDArray[Any]) -> Bool:
-    """Return bool[n]: True if values[i] is in `members`, which need not be sorted; np.isin() without its import of
-    numpy.ma."""
+    """Return bool[n]: True if values[i] is in `members`, in any order; np.isin() without its import of numpy.ma."""
     return is_among(values, distinct(members))
 
 
@@ -301,8 +294,7 @@ def _key_type(size: int) -> type[np.int32 | np.int64]:
 
 
 def _dense(column: NDArray[Any]) -> tuple[_Keys, int]:
-    """Map the values of a column to codes from 0 in the order of the values. Return (integers[n], the codes; the number
-    of possible codes)."""
+    """Map values to codes from 0 in the order of the values; return (integers[n], number of possible codes)."""
     if not len(column):
         return column.astype(np.int32), 1
     low, high = int(column.min()), int(column.max())
@@ -317,8 +309,7 @@ def _dense(column: NDArray[Any]) -> tuple[_Keys, int]:
 
 
 def _ranked(key: _Keys, size: int) -> tuple[_Keys, int]:
-    """Replace each key, below `size`, by its rank among the distinct keys. Return (integers[n], the ranks; the number
-    of distinct keys); may overwrite `key`."""
+    """Map keys, below `size`, to ranks among distinct keys and count these: (integers[n], number). Overwrites `key`."""
     if size > _table_size(len(key)):
         values, rank = np.unique(key, return_inverse=True)
         return rank, len(values)

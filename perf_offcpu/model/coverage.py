@@ -9,8 +9,7 @@ Time = TypeVar("Time", int, float)
 
 
 def united(spans: Iterable[tuple[Time, Time]]) -> list[tuple[Time, Time]]:
-    """Return the union of (begin, end) spans as disjoint spans, ascending; touching spans are merged, empty spans
-    dropped."""
+    """Return the union of (begin, end) spans as disjoint ones, ascending; touching spans are merged, empty dropped."""
     union: list[tuple[Time, Time]] = []
     for begin, end in sorted(span for span in spans if span[0] < span[1]):
         if union and begin <= union[-1][1]:
@@ -44,7 +43,6 @@ class Sampling(NamedTuple):
 
     @property
     def period_text(self) -> str:
-        """Return the period in ms, `10 ms`, or the shortest and the longest (`10 to 40 ms`) if a limit of the rate made
-        it longer."""
+        """Return the period, `10 ms`, or the shortest and longest, `10 to 40 ms`, if a limit of the rate changed it."""
         longest = f" to {self.longest_period_ns / 1e6:.4g}" if self.longest_period_ns else ""
         return f"{self.period_ns / 1e6:g}{longest} ms"

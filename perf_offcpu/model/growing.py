@@ -85,8 +85,7 @@ class GrowingColumn:
         self._value = np.zeros(1, dtype)
 
     def interleave(self, parts: Sequence[NDArray[Any]], runs: Sequence[I64 | slice], count: int) -> None:
-        """Append `count` values. `runs[i]`: the rows of the values of `parts[i]`, counted from the old end; together
-        they cover all new rows."""
+        """Append `count` values. `runs[i]`: the rows of `parts[i]`, counted from the old end; every row is in one."""
         if not len(self._array):
             if not self._repeated:
                 self._value = next(part[:1].copy() for part in parts if len(part))
@@ -125,8 +124,7 @@ class GrowingTable(Generic[Kind]):
         self.interleave([table], [np.arange(len(table))])
 
     def interleave(self, tables: Sequence[Kind], places: Sequence[I64]) -> None:
-        """Append the rows of several tables. `places[i]`: int64, ascending: the new rows of `tables[i]`, counted from
-        the old end; together they cover all new rows."""
+        """Append rows. `places[i]`: int64, ascending, the new rows of `tables[i]`, counted from the old end."""
         count = sum(map(len, places))
         runs = [_as_run(place) for place in places]
         for name, column in self._columns.items() if count else ():

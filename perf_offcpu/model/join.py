@@ -120,8 +120,7 @@ def _to_object_ids(tables: Sequence[WaitObjects], number: int) -> Renumber:
 
 
 def _key(evsel: Evsel) -> tuple[object, ...]:
-    """Return the properties that events share if they are joined to one: name, counted event, fields of samples,
-    period."""
+    """Return the properties of an event; events with equal ones become one: name, event, fields of samples, period."""
     attr = evsel.attr
     period = 0 if attr.sample_type & SampleType.PERIOD else (attr.sample_period, attr.flags & AttrFlag.FREQ)
     counted = attr.type, attr.config, attr.config1, attr.config2
@@ -159,8 +158,7 @@ def _listed(texts: Sequence[str], comma: str = ", ") -> str:
 
 
 def joined_sampling(parts: Sequence[Sampling]) -> Sampling:
-    """Return the sampling of several recordings together: sums of the totals, and the longest of each kind of
-    period."""
+    """Return the sampling of several recordings together: sums of the totals, the longest of each kind of period."""
     names = Sampling._fields
     longest = {name: max((getattr(part, name) for part in parts), default=0) for name in names if "period" in name}
     return Sampling(**{name: sum(getattr(part, name) for part in parts) for name in names} | longest)

@@ -61,8 +61,7 @@ KERNEL_DSO = "[kernel.kallsyms]"
 
 
 class KernelMap(NamedTuple):
-    """Mapping of the kernel itself: a symbol of it (`_text`), the symbol's recorded address, build-id in hex; "" and 0:
-    unknown."""
+    """Mapping of the kernel itself: a symbol (`_text`), its recorded address, build-id in hex; "" and 0: unknown."""
 
     symbol: str = ""
     address: int = 0

@@ -146,19 +146,16 @@ class Profile:
 
     @property
     def other_samples(self) -> str:
-        """Return the name of samples that are no waits: "CPU sample", or "task reading" in a profile of tasks (`--by
-        task`)."""
+        """Return the name of samples that are no waits: "CPU sample", or "task reading" in a profile of `--by task`."""
         are_tasks = bool(self.evsels) and all(event.name == TASK_EVENT for event in self.evsels)
         return TASK_READING if are_tasks else "CPU sample"
 
     def is_still_blocked(self) -> Bool:
-        """Return bool[samples]: True for waits that were not over at the end of the recording; False for those at a
-        pause."""
+        """Return bool[samples]: True for waits that were not over at the end of the recording (at a pause: False)."""
         return self.samples.has(SampleFlag.STILL_BLOCKED) & ~self.samples.has(SampleFlag.AT_PAUSE)
 
     def select(self, rows: Bool | I64) -> Self:
-        """Return the profile with only the samples that a mask or row numbers select; the same object if a mask keeps
-        all."""
+        """Return the profile with the samples that a mask or row numbers select; itself if a mask keeps all."""
         if rows.dtype == np.bool_ and rows.all():
             return self
         return replace(self, samples=self.samples.take(rows))

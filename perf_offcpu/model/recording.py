@@ -95,14 +95,13 @@ class SampleColumns(Table):
     tcp_window_ticks: U32 = _tcp("ticks in which the peer's window was full, since the connection began")
 
     def length_ns(self) -> I64:
-        """Return int64[n]: the length of each wait in ns: `longest_ns` where SAMPLED, else `period` (for sums, of all
-        their waits)."""
+        """Return int64[n]: the length of each wait, ns: `longest_ns` where SAMPLED, else `period` (sum: of all
+        waits)."""
         sampled = self.has(SampleFlag.SAMPLED) & (self.longest_ns >= 0)
         return np.where(sampled, self.longest_ns, self.period) if sampled.any() else self.period
 
     def delay_ns(self) -> I64:
-        """Return int64[n]: the run-queue delay within `length_ns()`, in ns: `runq_ns`, scaled where `period` differs
-        from the length; -1 unknown."""
+        """Return int64[n]: the run-queue delay within `length_ns()` in ns (`runq_ns`: within `period`); -1 unknown."""
         length = self.length_ns()
         if length is self.period:
             return self.runq_ns
@@ -327,9 +326,8 @@ class LoopTask(NamedTuple):
 
 
 class EventLoop(NamedTuple):
-    """One reading of the asyncio tasks in a blocked thread; without tasks if the thread ran, or if they could not be
-    read. `switch_out_ns`: begin of the thread's wait; 0 if the thread ran again before its tasks were read, or not
-    known."""
+    """One reading of the asyncio tasks in a blocked thread; no tasks if the thread ran, or if they could not be read.
+    `switch_out_ns`: begin of the thread's wait; 0 if it ran again before its tasks were read, or not known."""
 
     pid: int
     tid: int

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the functions that call instructions call by name (x86-64, arm64).
+"""Find the names of the functions that call instructions call (x86-64, arm64).
 
     e8 rel32          call function, or call function@plt
     ff 15 rel32       call *slot(%rip): a slot of the global offset table, whose relocation names the function
@@ -32,9 +32,9 @@ _SIGNAL_RETURNS: Final[dict[int, bytes]] = {
 
 
 def calls_at(image: ElfImage, offsets: U64) -> tuple[list[bytes], U64]:
-    """Find the functions that n instructions call; `offsets` (uint64[n]) are file offsets of their last bytes. Returns
-    (names, targets): the name by which the dynamic linker looked the function up, b"" if it did not; the address of a
-    function of the same file, NO_ADDRESS for others. FormatError and OSError as in `elf.image`."""
+    """Find the functions that n call instructions call. `offsets`: uint64[n], file offsets of the last bytes of the
+    instructions. Return (names, targets): the name by which the dynamic linker looks the function up, b"" if it does
+    not; uint64[n], the address of a function in the same file, NO_ADDRESS for others. Errors as in `elf.image`."""
     targets, slots = _decode(image, offsets)
     slot_of = dict[int, int]()
     for stubs in find_stubs(image) if (targets != NO_ADDRESS).any() else ():
@@ -48,14 +48,14 @@ def calls_at(image: ElfImage, offsets: U64) -> tuple[list[bytes], U64]:
 
 
 def _decode(image: ElfImage, offsets: U64) -> tuple[U64, U64]:
-    """Return two uint64[n]: the address that call i calls directly, the slot that it calls through; else NO_ADDRESS."""
+    """Return uint64[n] twice: the address that instruction i calls, the slot that it calls through; else NO_ADDRESS."""
     text = np.frombuffer(_before(image, offsets), np.uint8).reshape(-1, _LONGEST)
     last_words = np.arange(len(text), dtype=np.int64) * _LONGEST + 3
     ends = file_offset_to_vaddr(image.loads, offsets) + np.uint64(1)
     targets, slots = (np.full(len(offsets), NO_ADDRESS) for _ in range(2))
 
     def put(column: U64, size: int, is_call: Bool, addresses: U64) -> None:
-        """Set column[i] to addresses[i] for calls of `size` bytes, if call and return address lie in one segment."""
+        """Set column[i] = addresses[i] where a call of `size` bytes is in one segment with its return address."""
         rows = np.flatnonzero(is_call & (ends != 0) & (offsets >= np.uint64(size - 1)))
         if len(rows):
             begins = file_offset_to_vaddr(image.loads, offsets[rows] - np.uint64(size - 1))
@@ -75,8 +75,8 @@ def _decode(image: ElfImage, offsets: U64) -> tuple[U64, U64]:
 
 
 def ends_call(image: ElfImage, offsets: U64) -> Bool:
-    """Return bool[n]: True if a call of any form (x86-64) ends before the file offset; errors as `calls_at`. e8 rel32,
-    or ff /2 with a register or memory operand of 2 to 7 bytes; prefixes do not matter."""
+    """Return bool[n]: True if the bytes before each file offset may end a call of any form (x86-64): e8 rel32, or ff /2
+    with a register or memory operand, 2 to 7 bytes; prefixes do not matter. Errors as in `elf.image`."""
     text = np.frombuffer(_before(image, offsets - np.uint64(1)), np.uint8).reshape(-1, _LONGEST)
     result: Bool = text[:, _LONGEST - 5] == 0xE8
     for size in (2, 3, 4, 6, 7):
@@ -85,7 +85,7 @@ def ends_call(image: ElfImage, offsets: U64) -> Bool:
 
 
 def _before(image: ElfImage, offsets: U64) -> bytes:
-    """Return the _LONGEST bytes up to each of n file offsets, as `_bytes` does; each page of the file is read once."""
+    """Return the _LONGEST bytes up to and with each file offset (see `_bytes`), joined; each page is read once."""
     order, parts = np.argsort(offsets, kind="stable"), [b""] * len(offsets)
     page, kept = b"", -1
     for row, last in zip(order.tolist(), offsets[order].tolist(), strict=True):
@@ -99,7 +99,7 @@ def _before(image: ElfImage, offsets: U64) -> bytes:
 
 
 def exported(image: ElfImage, names: set[bytes]) -> set[bytes]:
-    """Return the names, out of the given ones, of functions that a file exports; errors as `calls_at`."""
+    """Return those of the given names of which the file exports a function. Errors as in `elf.image`."""
     longest, exports = max(map(len, names), default=0), set[bytes]()
     for symbols, strings in symbols_in(image, elf.SectionType.DYNSYM) if names else ():
         places = symbols.name[symbols.code != 0][:_MAX_EXPORTS]
@@ -110,7 +110,7 @@ def exported(image: ElfImage, names: set[bytes]) -> set[bytes]:
 
 
 def is_signal_return(image: ElfImage, offsets: U64) -> Bool:
-    """Return bool[n]: True if a signal trampoline begins at the file offset: no call precedes this return address."""
+    """Return bool[n]: True if a signal trampoline, which returns without having been called, is at the file offset."""
     code = _SIGNAL_RETURNS.get(image.machine, b"")
     return np.array([bool(code) and _bytes(image, offset, len(code)) == code for offset in offsets.tolist()], np.bool_)
 

@@ -2,10 +2,10 @@
 """Open the file that a recording names, or refuse it with a cause.
 
 A recording may come from anyone, and the file may have changed since. So a path from a recording is opened only if it
-is absolute and plain, and only regular files outside of /dev, /proc and /sys are opened (reading there can act). A
-file counts only if it has the recorded build-id. If none was recorded, a file that was changed after the recording
-does not count, except for the files that `perf inject --jit` makes of code. Wrong names are worse than none: the
-frames of a refused file stay [unknown], and the cause is counted and reported.
+is absolute and plain, and only regular files outside of /dev, /proc and /sys are opened (reading there can have
+effects). A file counts only if it has the recorded build-id. If none was recorded, a file that was changed after the
+recording does not count, except for the files that `perf inject --jit` makes of code. Wrong names are worse than none:
+the frames of a refused file stay [unknown], and the cause is counted and reported.
 
 The image of the vDSO is that of the running kernel, from the memory of this process, if the build-id agrees."""
 
@@ -34,8 +34,8 @@ _MAX_BYTES: Final = 1 << 20
 
 
 def vdso_image() -> bytes:
-    """Return the bytes of the vDSO of this process: a 64-bit ELF shared object for a 64-bit process. Raises OSError if
-    the memory of the process cannot be read, FormatError if it has no vDSO."""
+    """Return the bytes of the vDSO of this process, an ELF shared object. Raise OSError if the memory of the process
+    cannot be read, FormatError if it has no vDSO."""
     with open("/proc/self/maps", "rb") as maps:
         line = next((line for line in maps if line.rstrip().endswith(VDSO.encode())), None)
     if line is None:
@@ -55,7 +55,7 @@ _ALLOWANCE_NS: Final = 2 * 10**9
 
 
 class Refused(Exception):
-    """Raised if there is no file for a recorded name, or no function in it; `cause` is the reason."""
+    """Raised if a recorded file is not opened, or has no functions; `cause` is the reason."""
 
     def __init__(self, cause: LossCause) -> None:
         self.cause = cause
@@ -63,7 +63,7 @@ class Refused(Exception):
 
 
 def find_dso(recording: Recording, dso: int, search: Search) -> ElfFile:
-    """Read the functions of `dso`, a row of the recording's dsos; raise Refused if there are none."""
+    """Return the functions of `dso`, a row of dsos. Raise Refused if its file is not opened, or has no functions."""
     with ExitStack() as stack:
         try:
             elf = symbols_of(open_dso(recording, dso, search, stack), search)
@@ -77,7 +77,8 @@ def find_dso(recording: Recording, dso: int, search: Search) -> ElfFile:
 
 
 def open_dso(recording: Recording, dso: int, search: Search, stack: ExitStack) -> ElfImage:
-    """Open the file of a dso for the life of `stack`; `[vdso]` is the running kernel's. Raises Refused if none fits."""
+    """Open the file of `dso`, a row of the recording's dsos, until `stack` is closed; for `[vdso]`, the running
+    kernel's. Raise Refused if no file is acceptable."""
     dsos, meta = recording.dsos, recording.meta
     name, hex_id = (recording.strings[int(ids[dso])] for ids in (dsos.path, dsos.build_id))
     build_id = bytes.fromhex(hex_id)
@@ -103,8 +104,8 @@ def open_dso(recording: Recording, dso: int, search: Search, stack: ExitStack) -
 
 
 def _inside(name: str, pids: Sequence[int]) -> str:
-    """Return a path to the file that running processes have mapped as `name`, if it is another file than `name` outside
-    of their container; "" if there is none. Raise Refused if they have mapped different files."""
+    """Return a path to the file that running processes have mapped as `name`, if that is not the file `name` here but
+    of a container; "" if there is none. Raise Refused if they have mapped different files."""
     files = {file: path for path in mapped_files(name, pids) if (file := _identity(path))}
     if len(files) > 1:
         raise Refused(losses.SEVERAL_FILES)
@@ -128,14 +129,14 @@ def is_running_kernel(meta: Meta) -> bool:
 
 
 def pids_of_dso(recording: Recording, dso: int) -> list[int]:
-    """Return the pids of the processes that had `dso`, a row of dsos, mapped, ascending."""
+    """Return the pids, ascending, of the processes that had mapped `dso`, a row of the recording's dsos."""
     spaces = distinct(recording.maps.space[recording.maps.dso == dso])
     pids: list[int] = distinct(recording.spaces.pid[spaces[spaces >= 0]]).tolist()
     return [pid for pid in pids if pid > 0]
 
 
 def _recorded_until(meta: Meta) -> int:
-    """Return the wall-clock time in ns at which the recording was complete, 2 s added; 0 if unknown."""
+    """Return the wall-clock time in ns of the end of the recording plus 2 s; 0 if it is not known."""
     if meta.wall_clock_ns and meta.last_ns > 0:
         return meta.wall_clock_ns + meta.last_ns - meta.wall_clock_at_ns + _ALLOWANCE_NS
     try:
@@ -146,7 +147,7 @@ def _recorded_until(meta: Meta) -> int:
 
 
 def refusal(name: str, symfs: str = "") -> LossCause | None:
-    """Return why a name from a recording must not be opened, without opening anything; None if it may be."""
+    """Return the reason why a recorded file name must not be opened, without opening anything; None if it may be."""
     if not name or name.startswith(_PSEUDO):
         return losses.NO_FILE
     if name.endswith(DELETED):
@@ -157,15 +158,15 @@ def refusal(name: str, symfs: str = "") -> LossCause | None:
 
 
 def same_build(first: bytes, second: bytes) -> bool:
-    """Return True if two build-ids are equal, as far as records hold them: 20 bytes, padded with zeros."""
+    """Return True if two build-ids are equal, as far as recordings hold them: 20 bytes, padded with zeros."""
     return first[:RECORDED_BYTES].rstrip(b"\0") == second[:RECORDED_BYTES].rstrip(b"\0")
 
 
 def _by_build_id(
     name: str, build_id: bytes, search: Search, pids: Sequence[int], others: Sequence[str], stack: ExitStack
 ) -> ElfImage | None:
-    """Open the same object at another path, identified by its build-id; None if no path has it. `pids` are processes
-    that had it mapped, `others` further paths that the recording has for the build-id."""
+    """Open a copy of the file `name` elsewhere, found by build-id, until `stack` is closed; None if there is none.
+    `pids`: processes that had it mapped. `others`: further paths that the recording has for the build-id."""
     paths = [path for unpadded in _unpadded(build_id) for path in objects_by_build_id(unpadded, search)]
     if search.processes and _is_plain(name):
         paths += objects_of_processes(name, pids)
@@ -180,8 +181,8 @@ def _by_build_id(
 
 
 def _unpadded(build_id: bytes) -> Iterator[bytes]:
-    """Yield a recorded build-id, then shorter ones if it may be padded with zeros, as in recordings without its size.
-    Zeros at the end may be its own: of one SHA-1 in 256, the last byte is 0."""
+    """Yield a recorded build-id, then shorter ones in case zeros were appended, as in recordings that do not tell its
+    size. Zeros at the end may be its own: of one SHA-1 in 256, the last byte is 0."""
     least = len(build_id.rstrip(b"\0"))
     for length in dict.fromkeys((len(build_id), *_SHORT_IDS, least)):
         if least <= length <= len(build_id):
@@ -210,8 +211,8 @@ def _open(path: str, search: Search, stack: ExitStack) -> ElfImage:
 
 
 def _acting_devices() -> frozenset[int]:
-    """Return st_dev of all mounts on and below /proc and /sys but those of disks: links may lead there unseen, and
-    reading can act. Containers mount files of their disk there, too, which can be read without effect."""
+    """Return the device numbers of file systems below /proc and /sys, where reading can have effects, and links may
+    lead unseen. Without those of disks: containers mount files of their disk there, too, which are safe to read."""
     try:
         return _acting_mounts(read_kernel("/proc/self/mountinfo"))
     except OSError:

@@ -47,7 +47,7 @@ _PAGE: Final = np.uint64(4096)
 
 @frozen
 class ElfFile:
-    """Describes a file with code: its build-id, segments and functions."""
+    """Code of a file: build-id, segments and functions."""
 
     path: str
     build_id: bytes  # its GNU build-id, b"" if it has none
@@ -56,19 +56,19 @@ class ElfFile:
 
 
 def file_offset_to_vaddr(loads: Rows, offsets: U64) -> U64:
-    """Return uint64[n]: the virtual address of each file offset; NO_ADDRESS if it is in no segment. Of several segments
-    with the offset, executable ones go first, then the first in the file. The kernel maps whole pages, so a byte in no
-    segment belongs to the executable segment that shares its page."""
+    """Return uint64[n]: the virtual address of each file offset; NO_ADDRESS if no segment has it. If several do,
+    executable segments go first, then the first in the file. The kernel maps whole pages, so a byte in no segment
+    belongs to the executable segment that shares its page. `loads`: `ElfImage.loads`."""
     return _addresses(_file_ranges(loads), offsets)
 
 
 def to_vaddr(loads: Rows) -> Callable[[U64], U64]:
-    """Return `file_offset_to_vaddr` of these segments, which is faster for many calls."""
+    """Return a function that does what `file_offset_to_vaddr` does for these segments, faster for many calls."""
     return partial(_addresses, _file_ranges(loads))
 
 
 def _addresses(ranges: tuple[U64, U64, U64], offsets: U64) -> U64:
-    """Return uint64[n]: offset plus `shift` of the first of the `ranges` (`_file_ranges`) that has it."""
+    """Return uint64[n]: offset + shift of the first range (`_file_ranges`) that has the offset; NO_ADDRESS if none."""
     result = np.full(len(offsets), NO_ADDRESS)
     for start, stop, shift in zip(*ranges, strict=True):
         inside = (offsets >= start) & (offsets < stop) & (result == NO_ADDRESS)
@@ -77,7 +77,8 @@ def _addresses(ranges: tuple[U64, U64, U64], offsets: U64) -> U64:
 
 
 def _file_ranges(loads: Rows) -> tuple[U64, U64, U64]:
-    """Return (start, stop, shift) of file ranges, best first: offsets in [start, stop) plus shift are addresses."""
+    """Return (start, stop, shift), uint64[k] each, of ranges of file offsets, best first: an offset from start to below
+    stop, plus shift, is its virtual address."""
     loads = loads[loads["p_filesz"] > 0]
     executable = (loads["p_flags"] & np.uint64(elf.SegmentFlag.X)) != 0
     exact = loads[np.argsort(~executable, kind="stable")[:_MAX_SEGMENTS]]
@@ -93,14 +94,14 @@ def _file_ranges(loads: Rows) -> tuple[U64, U64, U64]:
 
 
 def load_elf_symbols(path: str, search: Search | None = None) -> ElfFile:
-    """Read the functions of an executable or shared object; FormatError and OSError as in `elf.image`. `search` says
-    where its separate debug file is looked up, if it has no .symtab itself, and where the table is kept."""
+    """Read the functions of an executable or shared object. `search`: where its separate debug file is looked up, if it
+    has no .symtab itself, and where the table is kept; None: nowhere. Errors as in `elf.image`."""
     with open_elf(path, search.cache if search else None) as image:
         return symbols_of(image, search)
 
 
 def symbols_of(image: ElfImage, search: Search | None = None) -> ElfFile:
-    """Read the functions of an open file, as `load_elf_symbols`."""
+    """Read the functions of an open file; as `load_elf_symbols`."""
     with ExitStack() as stack:
         debug, cache = None, search.cache if search else None
         if search and image.section_of_type(elf.SectionType.SYMTAB) is None:
@@ -131,13 +132,13 @@ def _read(image: ElfImage, debug: ElfImage | None) -> SymbolTable:
 
 
 def symbols_in(image: ElfImage, type_: elf.SectionType) -> list[tuple[Symbols, bytes]]:
-    """Return [(symbols, string bytes)] of the first symbol table of a type; [] without one."""
+    """Return [(symbols, string bytes)] of the first symbol table section of a type; [] if the file has none."""
     table = image.section_of_type(type_)
     return [] if table is None else [listed_symbols(image, table)]
 
 
 def _mini_debug(image: ElfImage) -> list[tuple[Symbols, bytes]]:
-    """Return [(symbols, string bytes)] of .gnu_debugdata, as GDB documents it ("MiniDebugInfo"); [] without it."""
+    """Return [(symbols, string bytes)] of .gnu_debugdata (GDB's "MiniDebugInfo"); [] if the file has none."""
     section = image.section_named(b".gnu_debugdata")
     if section is None:
         return []
@@ -149,8 +150,8 @@ def _mini_debug(image: ElfImage) -> list[tuple[Symbols, bytes]]:
 
 
 def listed_symbols(image: ElfImage, table: Section, starts: U64 | None = None) -> tuple[Symbols, bytes]:
-    """Return the rows of one symbol table section that can name or bound code, and its string bytes. `starts`
-    (uint64[number of sections]) of an unlinked object's sections are added to st_value; NO_ADDRESS: left out."""
+    """Return the symbols of a symbol table section that can name or bound code, and its string bytes. `starts`: of an
+    unlinked object, uint64[sections], addresses added to st_value; NO_ADDRESS: the section's symbols are left out."""
     if table.size > MAX_SYMBOLS * elf.SYM[image.bits].size():
         raise FormatError(image.path, "symbol table", f"{table.size} bytes are too many", table.offset)
     strings_section = image.section(table.link)
@@ -165,7 +166,7 @@ def listed_symbols(image: ElfImage, table: Section, starts: U64 | None = None) -
 
 
 def _counted(image: ElfImage, rows: NDArray[Any], strings: bytes, starts: U64 | None) -> Symbols:
-    """Drop the ELF symbols in `rows` that perf ignores; return the others as columns in native byte order."""
+    """Return ELF symbols (`rows`) as native columns, without those perf ignores; `starts` as in `listed_symbols`."""
     section = rows["st_shndx"].astype(np.intp)
     kind, binding, visibility = rows["st_info"] & 15, rows["st_info"] >> 4, rows["st_other"] & 3
     function = (kind == elf.SymbolType.FUNC) | (kind == elf.SymbolType.GNU_IFUNC)
@@ -193,12 +194,12 @@ def _counted(image: ElfImage, rows: NDArray[Any], strings: bytes, starts: U64 | 
 
 
 def _holds(image: ElfImage, part: bytes) -> Bool:
-    """Return bool[sections]: True if the section's name contains `part`, perf's test for labels (elf_sec__filter)."""
+    """Return bool[sections]: True if the name contains `part`; perf's test of NOTYPE symbols (elf_sec__filter)."""
     return np.array([part in name for name in image.section_names], bool)
 
 
 def _mapping_symbols(machine: int, names: U32, strings: bytes) -> Bool:
-    """Return bool[n]: True if the name is `$a`, `$d`, `$t` or `$x`, alone or before a dot, a mark of code or data."""
+    """Return bool[n]: True for mapping symbols, marks of code or data: `$a`, `$d`, `$t`, `$x`, maybe with a suffix."""
     if machine not in (elf.Machine.ARM, elf.Machine.AARCH64, elf.Machine.RISCV):
         return np.zeros(len(names), bool)
     text = np.frombuffer(strings + bytes(2), np.uint8)

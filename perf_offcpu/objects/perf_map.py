@@ -44,7 +44,7 @@ _KIND: Final = re.compile(r"[A-Za-z]:")
 
 
 class JitName(NamedTuple):
-    """Names a function of generated code: symbol, source file ("" unknown) and line (0 unknown)."""
+    """Name of a function of generated code: symbol, source file ("" unknown) and line (0 unknown)."""
 
     symbol: str
     file: str = ""
@@ -52,8 +52,8 @@ class JitName(NamedTuple):
 
 
 class PerfMaps:
-    """Finds the perf maps of a recording's processes; each is read once. Maps are looked up below directory `symfs`; ""
-    is the running system. `force` accepts maps of other users."""
+    """Perf maps of a recording's processes, each read once. Files are looked up below directory `symfs`; "": the
+    running system. `force`: accept maps of other users."""
 
     def __init__(self, recording: Recording, symfs: str, *, force: bool = False) -> None:
         self.recording, self.symfs, self.force = recording, symfs, force
@@ -62,32 +62,34 @@ class PerfMaps:
         self._methods: dict[int, SymbolTable] = {}
 
     def of(self, pid: int) -> SymbolTable | LossCause:
-        """Return the functions of a process, or the reason why there are none."""
+        """Return the functions in the map of a process, or the reason why there are none."""
         if pid not in self._tables:
             text = self.text_of(pid)
             self._tables[pid] = text if isinstance(text, LossCause) else parse_perf_map(text)
         return self._tables[pid]
 
     def frames_of(self, pid: int) -> dict[int, tuple[int, int]]:
-        """Return start of code → (frame size, offset from which it holds), in bytes, by a JVM's map (`JIT_MAP`)."""
+        """Return, for compiled methods of a JVM (`JIT_MAP`), address of the code → (size of its frame, offset in the
+        code from which on the frame exists), in bytes."""
         if pid not in self._frames:
             lines = _FRAME.findall(self.recording.perf_maps.get(pid, b""))
             self._frames[pid] = {int(start, 16): (int(size, 16), int(begin, 16)) for start, size, begin in lines}
         return self._frames[pid]
 
     def methods_of(self, pid: int) -> SymbolTable:
-        """Return the interpreted methods in the map of a process, by the addresses of their method objects."""
+        """Return the interpreted methods of a JVM, as a table of the addresses of their method objects."""
         if pid not in self._methods:
             text = self.text_of(pid) if pid in self.recording.perf_maps else b""
             self._methods[pid] = parse_perf_map(b"".join(_METHOD.findall(text) if isinstance(text, bytes) else ()))
         return self._methods[pid]
 
     def apart_ns(self, pid: int) -> int:
-        """Return the time, ns, from which waits of a process share copies only if their methods are equal; 0: never."""
+        """Return the time, ns of the recording's clock, from which on a JVM's waits share a stack copy only if their
+        Java methods are equal; 0: they may always share."""
         return int((_APART.findall(self.recording.perf_maps.get(pid, b"")) or [0])[-1])
 
     def text_of(self, pid: int) -> bytes | LossCause:
-        """Return the text of the map of a process, or the reason why it has no trustworthy map."""
+        """Return the text of the map of a process, or the reason why there is none that can be trusted."""
         if text := self.recording.perf_maps.get(pid):
             is_reused = int((self.recording.tasks.tid == pid).sum()) > 1
             return losses.PERF_MAP_REFUSED.about(f"map of {pid}", "the pid was used again") if is_reused else text
@@ -101,7 +103,7 @@ class PerfMaps:
         return cause
 
     def _lifetime(self, pid: int) -> tuple[int, int]:
-        """Return (birth, death) of a process, wall clock in ns; 0 where unknown or where its pid was reused."""
+        """Return (birth, death) of a process in wall-clock ns; 0 where unknown, and if its pid was used twice."""
         meta, tasks = self.recording.meta, self.recording.tasks
         lives = np.flatnonzero(tasks.tid == pid)
         if not meta.wall_clock_ns or len(lives) != 1:
@@ -112,12 +114,12 @@ class PerfMaps:
 
 
 def is_jit_memory(path: str) -> bool:
-    """Return True if a mapping of this name may hold generated code: memory without a file."""
+    """Return True if a mapping with this name may hold generated code: it has no file."""
     return path.startswith(_MEMORY)
 
 
 def perf_map_paths(pid: int, symfs: str) -> Iterator[str]:
-    """Yield the existing paths at which the map of a process may be, best first."""
+    """Yield the existing paths of the perf map of a process, best first: inside its container, then below `symfs`."""
     inner = 0 if symfs else _namespaced_pid(pid)
     inside = [f"/proc/{pid}/root/tmp/perf-{inner}.map"] if inner else []
     yield from filter(os.path.lexists, [*inside, f"{symfs}/tmp/perf-{pid}.map"])
@@ -136,9 +138,9 @@ def _namespaced_pid(pid: int) -> int:
 
 def read_perf_map(path: str, *, force: bool = False, born_ns: int = 0, died_ns: int = 0) -> bytes:
     """Return the text of a map. Any user can put a file of this name into /tmp: a link to a file that only root may
-    read, or a second name of one. So only links of root and of the caller are followed, and their target is checked as
-    well. `force` accepts a map of any user; `born_ns` and `died_ns` wall-clock times between which the process lived, 0
-    unknown. Raises FileRefusedError: not to be trusted, no regular file, or larger than any real map; OSError."""
+    read, or a second name of one. So only links of root and of the caller are followed, and their targets are checked,
+    too. `force`: accept a map of any user. `born_ns`, `died_ns`: wall-clock times between which the process lived; 0
+    unknown. Raise FileRefusedError if it cannot be trusted, is no regular file or larger than real maps; OSError."""
     trusted = {0, os.geteuid()}
     for _ in range(_MAX_LINKS):
         with _directory_of(path) as directory:
@@ -171,7 +173,7 @@ def read_perf_map(path: str, *, force: bool = False, born_ns: int = 0, died_ns: 
 
 
 def _directory_of(path: str) -> Directory:
-    """Open the directory of a map; below the root of another mount namespace, no link is followed."""
+    """Open the directory of a map. Inside another mount namespace (/proc/PID/root), no link is followed."""
     place = os.path.dirname(path)
     if inside := _OTHER_ROOT.fullmatch(place):
         with Directory.of_process(inside["root"]) as root:
@@ -180,7 +182,7 @@ def _directory_of(path: str) -> Directory:
 
 
 def parse_perf_map(text: bytes) -> SymbolTable:
-    """Parse the text of a map; skip lines of another form."""
+    """Return the functions in the text of a map; lines of another form are skipped."""
     numbers, line_at = array("Q"), 0  # a list of tuples takes ten times as much memory
     for line in io.BytesIO(text):
         if parsed := _parse_line(line):
@@ -194,7 +196,7 @@ def parse_perf_map(text: bytes) -> SymbolTable:
 
 
 def _parse_line(line: bytes) -> tuple[int, int, int] | None:
-    """Return (start, size, offset of the name in the line); None if the line has another form."""
+    """Return (start, size, offset of the name in the line) of a line of a map; None if it has another form."""
     parts = line.split(b" ", 2)
     if len(parts) < 3 or not parts[2].strip() or max(map(len, parts[:2])) > 18:
         return None
@@ -207,7 +209,8 @@ def _parse_line(line: bytes) -> tuple[int, int, int] | None:
 
 
 def _not_replaced(start: U64, size: U64) -> I64:
-    """Return the rows that no later row overlaps; a row that wholly contains a later one stays. Takes time n log n."""
+    """Return int64[k]: the ranges, of n from start[i] to start[i] + size[i], that no later range overlaps; a range that
+    wholly contains a later one stays, too. Takes time n log n."""
     order = np.argsort(start, kind="stable")
     end = start + size
     if not np.any(start[order][1:] < np.maximum.accumulate(end[order])[:-1]):
@@ -229,7 +232,7 @@ def _not_replaced(start: U64, size: U64) -> I64:
 
 
 def _next(following: array[int], place: int) -> int:
-    """Return the first open index i (following[i] == i) from `place` on, and shorten the links that lead to it."""
+    """Return the first open index i (following[i] == i) from `place` on, and shorten the links on the way to it."""
     while following[place] != place:
         following[place] = following[following[place]]
         place = following[place]
@@ -246,8 +249,8 @@ def _close(following: array[int], low: int, high: int) -> int:
 
 
 def read_jit_name(name: str) -> JitName:
-    """Split a name of a map into symbol, file and line. `py::Class.method:/srv/app.py` is the function Class.method of
-    that file, with the symbol `Class.method (app.py)`. Node's names hold file and line."""
+    """Split a name of a map into symbol, file and line. `py::Class.method:/srv/app.py` becomes the symbol `Class.method
+    (app.py)` with this file; `JS:*handle /srv/app.js:12:9` keeps its name, and gets file and line."""
     if python := _PYTHON.fullmatch(name):
         file = python["file"]
         return JitName(f"{python['name']} ({os.path.basename(file) or file})", file)

@@ -36,7 +36,7 @@ _MAX_MAPS: Final = 1 << 24
 
 @frozen
 class Search:
-    """Says in which directories files are looked up, and in which cache their tables are kept."""
+    """Directories in which files are looked up, and the cache in which their tables are kept."""
 
     symfs: str = ""  # directory below which recorded paths are looked up; "" the root
     buildid_dir: str = ""  # a build-id cache as perf's; "" none
@@ -47,7 +47,7 @@ class Search:
 
     @classmethod
     def usual(cls, symfs: str | None = None, buildid_dir: str | None = None, cache: DiskCache | None = None) -> Self:
-        """Return a Search in the given directories; where None, in those of the environment, else in the defaults."""
+        """Return a Search with the given directories; for None those of the environment, else perf's defaults."""
         home, environ = os.path.expanduser("~"), os.environ
         cached = environ.get("XDG_CACHE_HOME") or f"{home}/.cache"
         buildid_dir = buildid_dir or environ.get("PERF_BUILDID_DIR") or f"{home}/.debug"
@@ -56,12 +56,12 @@ class Search:
 
 
 def by_build_id(root: str, build_id: bytes, tail: str = "") -> str:
-    """Return the path of a build-id below a directory: `ROOT/.build-id/ab/cdef…TAIL`."""
+    """Return `ROOT/.build-id/ab/cdef…TAIL`, the path of a build-id below a directory."""
     return f"{root}/.build-id/{build_id[:1].hex()}/{build_id[1:].hex()}{tail}"
 
 
 def objects_by_build_id(build_id: bytes, search: Search) -> Iterator[str]:
-    """Yield paths of files that may be the object of a build-id, wherever it was mapped from."""
+    """Yield paths at which the object with a build-id may be, best first; not the recorded path."""
     if len(build_id) < 2:
         return
     for root in _caches(search):  # "": a link to the file itself, as old perfs made it
@@ -72,14 +72,14 @@ def objects_by_build_id(build_id: bytes, search: Search) -> Iterator[str]:
 
 
 def objects_of_processes(name: str, pids: Sequence[int]) -> Iterator[str]:
-    """Yield paths of an object in processes that run now, which may not be the recorded ones."""
+    """Yield paths to the object `name` in processes that run now, whose pids may be those of later processes."""
     path, pids = name.removesuffix(DELETED), pids[:_MAX_PROCESSES]
     yield from (f"/proc/{pid}/root{_below_root(path, pid)}" for pid in pids)
     yield from mapped_files(path + DELETED, pids)
 
 
 def debug_by_build_id(build_id: bytes, search: Search) -> Iterator[str]:
-    """Yield paths of files that may hold the debug information of a build-id."""
+    """Yield paths at which the debug file of a build-id may be."""
     if len(build_id) < 2:
         return
     yield from (by_build_id(root, build_id, ".debug") for root in _debug_roots(search))
@@ -89,7 +89,7 @@ def debug_by_build_id(build_id: bytes, search: Search) -> Iterator[str]:
 
 
 def debug_by_link(path: str, link: str, search: Search) -> Iterator[str]:
-    """Yield paths to which the debuglink of the object at `path` may refer: a file name without slash."""
+    """Yield paths at which the debug file `link`, named by the .gnu_debuglink of the object at `path`, may be."""
     if not link or "/" in link or link in (".", "..") or not link.isprintable():
         return
     directory = os.path.dirname(path)
@@ -99,14 +99,14 @@ def debug_by_link(path: str, link: str, search: Search) -> Iterator[str]:
 
 
 def debug_by_path(path: str, search: Search) -> Iterator[str]:
-    """Yield paths of debug files named after the path of the object, as on Fedora and Ubuntu."""
+    """Yield paths of debug files that are named after the object's own path, as on Fedora and Ubuntu."""
     inside = path.removeprefix(search.symfs)
     for root in _debug_roots(search):
         yield from (f"{root}{inside}.debug", f"{root}{inside}")
 
 
 def _caches(search: Search) -> list[str]:
-    """Return the directories laid out as perf's cache; an unpacked archive given as --symfs is one."""
+    """Return the directories laid out as perf's build-id cache; an unpacked archive given as --symfs is one."""
     return [root for root in (search.symfs, search.buildid_dir) if root]
 
 
@@ -116,7 +116,7 @@ def _debug_roots(search: Search) -> list[str]:
 
 
 def _below_root(path: str, pid: int) -> str:
-    """Return a path of /proc/PID/maps without the root directory of the process, which chroot() leaves in it."""
+    """Return a path of /proc/PID/maps without the root directory of the process, which maps holds after chroot()."""
     with suppress(OSError):
         root = os.readlink(f"/proc/{pid}/root").rstrip("/")  # direct: asks for the name of the directory
         return path.removeprefix(root) if path.startswith(f"{root}/") else path
@@ -124,7 +124,7 @@ def _below_root(path: str, pid: int) -> str:
 
 
 def mapped_files(name: str, pids: Sequence[int]) -> Iterator[str]:
-    """Yield the path in /proc/PID/map_files of the first mapping of each process under `name` in /proc/PID/maps."""
+    """Yield, for each process that has mapped a file as `name` (/proc/PID/maps), its path in /proc/PID/map_files."""
     wanted = f" {name}\n".encode("utf-8", "surrogateescape")
     for pid in pids[:_MAX_PROCESSES]:
         try:
@@ -143,7 +143,7 @@ _CRC_BLOCK: Final = 1 << 20
 
 
 def open_debug(image: ElfImage, search: Search, wanted: bytes, stack: ExitStack) -> ElfImage | None:
-    """Open an object's debug file that has section `wanted`, for the life of `stack`; return None if no file has it."""
+    """Open an object's debug file with the section `wanted`, until `stack` is closed; return None if there is none."""
     link, crc = debug_link(image)
     for path, by_crc in _candidates(image, link, search):
         with suppress(OSError, FormatError), ExitStack() as attempt:  # a damaged file is passed over
@@ -155,7 +155,7 @@ def open_debug(image: ElfImage, search: Search, wanted: bytes, stack: ExitStack)
 
 
 def _candidates(image: ElfImage, link: str, search: Search) -> Iterator[tuple[str, bool]]:
-    """Yield (path of a possible debug file, True if its CRC may identify it where build-ids lack), best first."""
+    """Yield (path of a possible debug file, True if its CRC may prove that it belongs to the object), best first."""
     yield from ((path, False) for path in debug_by_build_id(image.build_id, search))
     yield from ((path, True) for path in debug_by_link(image.path, link, search))
     if image.build_id:
@@ -171,7 +171,7 @@ def _belongs(debug: ElfImage, image: ElfImage, crc: int | None) -> bool:
 
 
 def debug_link(image: ElfImage) -> tuple[str, int]:
-    """Return the file name and the CRC in .gnu_debuglink; ("", 0) without a sound one."""
+    """Return the file name and the CRC in .gnu_debuglink; ("", 0) if the section is missing or damaged."""
     section, data = image.section_named(b".gnu_debuglink"), b""
     with suppress(FormatError):
         data = image.content(section, _MAX_LINK) if section else b""
@@ -184,7 +184,7 @@ def debug_link(image: ElfImage) -> tuple[str, int]:
 
 
 def file_crc(image: ElfImage) -> int | None:
-    """Return a file's CRC-32 as debuglinks hold it (zlib's); None if it is mostly holes, which cost nothing to make."""
+    """Return a file's CRC-32, as in .gnu_debuglink; None for a sparse file, which can be huge at no cost."""
     source = image.source
     if source.fd >= 0 and is_mostly_holes(os.fstat(source.fd)):
         return None

@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Symbol tables: sorted columns that name addresses, for symbols of any kind of file.
 
-`Symbols` are rows as a file lists them: unsorted, with aliases and with functions that claim no size. `SymbolTable`
-has the rows that the rules below leave, ready for `searchsorted`. Names stay bytes in the string section and are
-decoded for the few rows that are hit.
+`Symbols` are rows as a file lists them: unsorted, with aliases and with functions that claim no size. `SymbolTable` has
+the rows that the rules below leave, ready for `searchsorted`. Names stay bytes in the string section and are decoded
+for the few rows that are hit.
 
 The rules are perf's, so that both tools print the same name (tools/perf/util/symbol.c of Linux 6.16):
 
 1. A symbol of size 0 ends where the next one starts (symbols__fixup_end). Several of them at one address keep size 0,
-   but for the last in file order. We stop at the end of the section too, where perf would run on into the next one.
+except the last in file order. We stop at the end of the section too, where perf would run on into the next one.
+
 2. Of symbols with the same start one survives (symbols__fixup_duplicate, choose_best_symbol): one that covers
-   something; typed rather than NOTYPE; not weak; global; fewest leading underscores; the longest name; the first in
-   file order. A claimed size is better than one by rule 1; perf, which applies rule 1 first, cannot tell them apart.
-   perf compares demangled names, we the mangled ones without the underscore of `_Z` and `_R`: that differs only
-   between aliases in C++ or Rust, by length.
+something; typed rather than NOTYPE; not weak; global; fewest leading underscores; the longest name; the first in file
+order. A claimed size is better than one by rule 1; perf, which applies rule 1 first, cannot tell them apart. perf
+compares demangled names, we the mangled ones without the underscore of `_Z` and `_R`: that differs only between aliases
+in C++ or Rust, by length.
 
 perf keeps overlapping symbols in a tree whose shape decides which one is found. Here the innermost wins, which is the
 last to start; after its end, the one that reaches furthest. A label of size 0 inside a function never wins."""
@@ -39,7 +40,7 @@ _COLUMNS: Final = {"start": "u8", "end": "u8", "reach": "i4", "name": "u4", "str
 
 
 class Symbols(Table):
-    """Holds symbols as a file lists them, before sorting and choosing."""
+    """Symbols as a file lists them, before sorting and choosing."""
 
     start: U64 = column("u8", doc="first address")
     size: U64 = column("u8", unit="bytes", doc="as the file claims; 0 if it claims none")
@@ -50,12 +51,12 @@ class Symbols(Table):
 
 
 def alias_rank(untyped: Bool, weak: Bool, global_: Bool) -> U8:
-    """Return uint8[n], 0 best: the part of the module's rule 2 that does not depend on names."""
+    """Return uint8[n], 0 best: the part of the module's rule 2 that does not depend on names. Arguments: bool[n]."""
     return (untyped * UNTYPED + weak * 2 + ~global_).astype(np.uint8)
 
 
 def join(parts: Iterable[tuple[Symbols, bytes]]) -> tuple[Symbols, bytes]:
-    """Join tables to one (symbols, string bytes), in the given order; the bytes of a single table are not copied."""
+    """Join tables, in order, to one (symbols, string bytes); the bytes of a single table are not copied."""
     tables, blobs, offset = [Symbols()], list[bytes](), 0
     for rows, strings in parts:
         if len(rows):
@@ -67,7 +68,7 @@ def join(parts: Iterable[tuple[Symbols, bytes]]) -> tuple[Symbols, bytes]:
 
 
 class SymbolTable:
-    """Names addresses by n ranges [start, end) (uint64[n]), sorted by distinct starts; see the module for overlaps."""
+    """Symbols by address: n ranges [start, end), uint64[n], by ascending, distinct starts; overlaps: see the module."""
 
     def __init__(self, rows: Symbols, strings: bytes) -> None:
         self._strings: bytes | memoryview = strings
@@ -81,13 +82,13 @@ class SymbolTable:
         self._reach: I64 | I32 = _furthest_before(self.end)
 
     def columns(self) -> dict[str, NDArray[Any]]:
-        """Return the table as arrays, for `from_columns`."""
+        """Return the table as arrays by name, from which `from_columns` makes it again."""
         strings, reach = np.frombuffer(self._strings, np.uint8), self._reach.astype(np.int32)
         return dict(zip(_COLUMNS, (self.start, self.end, reach, self._name, strings), strict=True))
 
     @classmethod
     def from_columns(cls, columns: Mapping[str, NDArray[Any]]) -> "SymbolTable | None":
-        """Return the table of the arrays that `columns` made, without `source`; None if they do not fit."""
+        """Return the table that `columns()` made arrays of, without `source`; None if arrays are missing or misfit."""
         if any(name not in columns or columns[name].dtype != kind for name, kind in _COLUMNS.items()):
             return None
         start, end, reach, name, strings = (columns[name] for name in _COLUMNS)
@@ -99,7 +100,7 @@ class SymbolTable:
         return table
 
     def take(self, rows: I64) -> "SymbolTable":
-        """Return a table of `rows`, which ascend, with only the bytes of their names."""
+        """Return a table of `rows` (ascending), with only the bytes of their names."""
         text = np.append(np.frombuffer(self._strings, np.uint8), np.uint8(0))
         ends, begins = np.flatnonzero(text == 0) + 1, self._name[rows].astype(np.int64)
         lengths = ends[np.searchsorted(ends, begins, side="right")] - begins
@@ -114,7 +115,7 @@ class SymbolTable:
         return len(self.start)
 
     def lookup(self, addresses: U64) -> I32:
-        """Return int32[n]: the row that covers each address, -1 for none."""
+        """Return int32[n]: the row of the symbol that covers each address; -1 for none."""
         if not len(self):
             return np.full(len(addresses), -1, np.int32)
         row = np.searchsorted(self.start, addresses, side="right") - 1
@@ -124,7 +125,7 @@ class SymbolTable:
         return row.astype(np.int32)
 
     def name(self, row: int) -> str:
-        """Return the name as the file spells it; bytes that are not UTF-8 by surrogateescape."""
+        """Return a symbol's name as the file spells it, decoded with surrogateescape."""
         offset = int(self._name[row])
         text = bytes(self._strings[offset : offset + _USUAL_NAME])
         if (stop := text.find(0)) < 0:
@@ -134,14 +135,14 @@ class SymbolTable:
 
 
 def page_after(start: U64) -> U64:
-    """Return uint64[n]: perf's guess of the end of the last symbol, if its size is 0."""
+    """Return uint64[n]: the ends that perf guesses for last symbols of size 0: after the next page."""
     pages = start // np.uint64(4096) + (start % np.uint64(4096) != 0) + np.uint64(1)
     ends: U64 = np.maximum(start, pages * np.uint64(4096))
     return ends
 
 
 def _ends(rows: Symbols) -> U64:
-    """Return uint64[n], the end of each symbol by the module's rule 1; the symbols are sorted by start."""
+    """Return uint64[n]: the end of each symbol by the module's rule 1. `rows` are sorted by start."""
     room = NO_ADDRESS - rows.start
     following = np.append(rows.start[1:], page_after(rows.start[-1:]))
     open_ended = np.maximum(rows.start, np.minimum(following, rows.limit))
@@ -150,7 +151,7 @@ def _ends(rows: Symbols) -> U64:
 
 
 def _labels_inside(rows: Symbols, end: U64) -> Bool:
-    """Return bool[n]: True for a NOTYPE symbol of size 0 strictly inside a symbol with a size; `end`: by `_ends`."""
+    """Return bool[n]: True for NOTYPE symbols of size 0 strictly inside a symbol with a size. `end`: `_ends(rows)`."""
     reach = np.maximum.accumulate(np.where(rows.size == 0, np.uint64(0), end))
     before = np.searchsorted(rows.start, rows.start, side="left") - 1  # the last row that starts earlier
     covered = (before >= 0) & (np.append(reach, np.uint64(0))[before] > rows.start)
@@ -159,7 +160,7 @@ def _labels_inside(rows: Symbols, end: U64) -> Bool:
 
 
 def _best_aliases(keep: I64, rows: Symbols, end: U64, strings: bytes) -> I64:
-    """Return one of the rows `keep` (sorted by start) for each start, chosen by rule 2."""
+    """Return those of the rows `keep` (sorted by start) that survive the module's rule 2: one for each start."""
     start = rows.start[keep]
     first = np.append(True, start[1:] != start[:-1])[: len(keep)]
     group = np.cumsum(first)
@@ -176,7 +177,8 @@ def _best_aliases(keep: I64, rows: Symbols, end: U64, strings: bytes) -> I64:
 
 
 def _name_shape(names: U32, strings: bytes) -> tuple[I64, I64]:
-    """Return (number of leading underscores, at most 8, 0 for `_Z…` and `_R…`; length in bytes), int64[n] each."""
+    """Return int64[n] twice: the number of leading underscores of each name (at most 8; 0 for `_Z…` and `_R…`), its
+    length in bytes. `names`: offsets in `strings`."""
     text = np.frombuffer(strings, np.uint8)
     starts = names.astype(np.int64)
     length = _ends_of_names(starts, text) - starts
@@ -193,8 +195,8 @@ def _name_shape(names: U32, strings: bytes) -> tuple[I64, I64]:
 
 
 def _ends_of_names(starts: I64, text: U8) -> I64:
-    """Return int64[n]: the offset of the first NUL at or after starts[i]; len(text) without a NUL. The text is
-    scanned in steps, and only where names begin: a table may consist of NULs."""
+    """Return int64[n]: the offset of the first NUL at or after starts[i]; len(text) without one. The text is scanned in
+    steps, and only where names begin: a table may consist of NULs."""
     order = np.argsort(starts)
     sought, ends = starts[order], np.full(len(starts), len(text), np.int64)
     done = 0
@@ -213,6 +215,6 @@ def _ends_of_names(starts: I64, text: U8) -> I64:
 
 
 def _furthest_before(end: U64) -> I64:
-    """Return int64[n]: for each row, the index of the row with the highest end among rows 0 to itself."""
+    """Return int64[n]: for each row i, the row with the highest end among rows 0 to i."""
     rises = np.append(True, end[1:] > np.maximum.accumulate(end)[:-1])[: len(end)]
     return np.maximum.accumulate(np.where(rises, np.arange(len(end)), 0))

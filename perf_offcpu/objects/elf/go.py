@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the functions of a Go program from its .gopclntab, which the program itself needs, and so has if it is stripped
-(src/internal/abi/symtab.go and src/debug/gosym/pclntab.go of Go: since Go 1.18)."""
+"""Read the functions of a Go program from .gopclntab, which the program itself needs, so that stripped files have it,
+too (src/internal/abi/symtab.go and src/debug/gosym/pclntab.go of Go: since Go 1.18)."""
 
 import struct
 from typing import Final
@@ -17,8 +17,8 @@ _HEADER: Final = "I2xBB8Q"  # magic, code unit, pointer size; numbers, address o
 
 
 def go_symbols(image: ElfImage) -> list[tuple[Symbols, bytes]]:
-    """Return [(functions, string bytes)]; [] for a file that is no Go program, or of another version or form. Raises
-    FormatError: the section is cut off."""
+    """Return [(functions, string bytes)]; [] for a file that is no Go program, or has another version or form of the
+    table. Raise FormatError if the section is cut off."""
     section = next(filter(None, map(image.section_named, _SECTIONS)), None)
     data = image.content(section) if section else b""
     if len(data) < struct.calcsize(image.order + _HEADER):

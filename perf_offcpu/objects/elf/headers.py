@@ -3,17 +3,16 @@
 
 Files are read with pread, not mapped: a file that is truncated while it is read causes an error, not SIGBUS.
 
-pyelftools knows the structures of both classes and byte orders. It parses bytes whose size and number have been
-checked against the file and a ceiling, so a hostile file costs bounded time and memory. Its import takes longer than
-all other work on the files of a small recording. So the columns are kept in the cache, under the identity of the
-file, and a file that was read before is read without pyelftools:
+pyelftools knows the structures of both classes and byte orders. It parses bytes whose size and number have been checked
+against the file and a ceiling, so a hostile file costs bounded time and memory. Its import takes longer than all other
+work on the files of a small recording. So the columns are kept in the cache, under the identity of the file, and a file
+that was read before is read without pyelftools:
 
     head       class, 1 if little-endian, e_type, e_machine
     sections   section headers, rows of SECTION as words
     segments   program headers, rows of SEGMENT as words
     names      the string table of section names; empty if the file has none
-    build_id   the GNU build-id, from note sections or else note segments; empty if the file has none
-"""
+    build_id   the GNU build-id, from note sections, else from note segments; empty if the file has none"""
 
 import functools
 import hashlib
@@ -38,8 +37,8 @@ _GZIP: Final = 31  # zlib's wbits for a gzip header
 
 
 def uncompress(kind: str, data: bytes, most: int) -> bytes:
-    """Uncompress all of `data`, of the kind "zlib", "gzip", "xz" or "zstd", to at most `most` bytes. Raises ValueError
-    if it is damaged, becomes more, is of another kind, or its package is not installed."""
+    """Uncompress all of `data` to at most `most` bytes. `kind`: "zlib", "gzip", "xz" or "zstd". Raise ValueError if the
+    data are damaged, cut off or larger, the kind is another one, or its package is not installed."""
     if kind == "zstd":
         return _uncompress_zstd(data, most)
     unpacker: lzma.LZMADecompressor | zlib._Decompress
@@ -78,7 +77,7 @@ MAX_SECTION: Final = 1 << 30
 
 
 class Source:
-    """Reads `content`: a file by its descriptor (`fd`), or bytes (`fd` is -1). `path` names it in errors."""
+    """Bytes of a file, by its descriptor (`content`, `fd`), or of memory (`fd` is -1). `path` names it in errors."""
 
     def __init__(self, path: str, content: int | bytes) -> None:
         self.path, self._content = path, content
@@ -90,13 +89,13 @@ class Source:
 
     @functools.cached_property
     def identity(self) -> tuple[object, ...]:
-        """Return a key of the content: device, inode, size and time of change of a file; SHA-256 of memory."""
+        """Return a key of the content: device, inode, size and time of last change of a file; SHA-256 of memory."""
         if isinstance(self._content, bytes):
             return (hashlib.sha256(self._content).digest(),)
         return (self._status.st_dev, self._status.st_ino, self.size, self.changed_ns)
 
     def read(self, offset: int, size: int) -> bytes:
-        """Return up to `size` bytes at an offset; fewer at the end, or if the file has become shorter."""
+        """Return up to `size` bytes from an offset on; fewer at the end, or if the file has become shorter."""
         if isinstance(self._content, bytes):
             return self._content[offset : offset + size]
         parts: list[bytes] = []
@@ -106,7 +105,8 @@ class Source:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_exactly(self, part: str, offset: int, size: int, ceiling: int = MAX_SECTION) -> bytes:
-        """Return `size` bytes at an offset; FormatError if they lie outside the file, or are more than `ceiling`."""
+        """Return `size` bytes from an offset on. Raise FormatError, about the `part` of the file, if the file does not
+        have them or they are more than `ceiling`."""
         if size > ceiling or offset + size > self.size:
             problem = f"{size} bytes, the file has {self.size}, at most {ceiling} are read"
             raise FormatError(self.path, part, problem, offset)
@@ -136,7 +136,7 @@ _DTYPES: Final = {"head": "<u8", "sections": "<u8", "segments": "<u8", "names": 
 
 
 def read_headers(source: Source, cache: DiskCache | None = None) -> dict[str, Array]:
-    """Return the module's columns of an ELF file by name, from the cache if kept there; errors as `ElfImage`."""
+    """Return the columns of the module's docstring by name, from the cache if kept there. Errors as in `elf.image`."""
     if cache is None:
         return _parse(source)
     name = cache_name(KIND, b"", source.identity)
@@ -169,7 +169,7 @@ def structs_of(bits: ElfClass, order: Order) -> Any:
 
 @contextmanager
 def own_errors(path: str, what: str, offset: int) -> Iterator[None]:
-    """Turn the errors of pyelftools, which have no common base, into FormatError."""
+    """Turn pyelftools' exceptions, which have no common base, into FormatError on `what` at `offset` of file `path`."""
     try:
         yield
     except Exception as problem:
@@ -223,7 +223,8 @@ def _parse(source: Source) -> dict[str, Array]:
 
 
 def _table(source: Source, header: Any, kind: str, struct: Any, dtype: np.dtype[Any], count: int) -> Rows:
-    """Return the first `count` entries of the table at e_shoff or e_phoff (`kind`: "sh", "ph"); no rows without it."""
+    """Return the first `count` entries of the section headers (`kind` "sh") or program headers ("ph") as rows of
+    `dtype`; no rows if the file has no such table."""
     offset, entsize, size = header[f"e_{kind}off"], header[f"e_{kind}entsize"], struct.sizeof()
     if not offset or not count:
         return np.empty(0, dtype)

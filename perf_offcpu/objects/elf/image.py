@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Open an ELF file: its headers, checked, and the bytes of its sections on demand. Everything in the file may be wrong.
-So headers are tables, read within bounds, and make no long loops; each read is checked against the file's size and a
-ceiling. Errors are FormatError for a damaged file, OSError for one that cannot be read."""
+So headers are tables, read within bounds, and cause no long loops; each read is checked against the file's size and a
+ceiling. Errors: FormatError for a damaged file, OSError for one that cannot be read."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ _COMPRESSION: Final = {"ELFCOMPRESS_ZLIB": "zlib", "ELFCOMPRESS_ZSTD": "zstd", 2
 
 @frozen
 class Section:
-    """Holds a section header, its fields as numbers of the file; `index` is the section's number."""
+    """Section header, with the numbers as in the file; `index`: the section's number."""
 
     index: int
     name: bytes
@@ -43,7 +43,7 @@ class Section:
 
 
 class ElfImage:
-    """Reads an ELF file of either class and byte order: headers, build-id (b"" if it has none) and sections."""
+    """ELF file of either class and byte order: headers, build-id (b"" if it has none) and sections."""
 
     def __init__(self, source: Source, cache: DiskCache | None = None) -> None:
         self.source, self.path = source, source.path
@@ -55,14 +55,14 @@ class ElfImage:
 
     @cached_property
     def section_names(self) -> list[bytes]:
-        """Return the name of each section; b"" where it lies outside the string table."""
+        """Return the name of each section; b"" if its offset lies outside of the string table."""
         starts = self.sections["sh_name"].tolist()
         return [self._names[start : start + _MAX_SECTION_NAME].split(b"\0", 1)[0] for start in starts]
 
     @cached_property
     def loads(self) -> Rows:
-        """Return the PT_LOAD segments (rows of SEGMENT; of a file without program headers: its sections of code) whose
-        file and address ranges do not wrap around."""
+        """Return the PT_LOAD segments whose file and address ranges do not wrap around, as rows of SEGMENT. For a file
+        without program headers, return its sections of code in this form."""
         loads = self._segments[self._segments["p_type"] == SegmentType.LOAD]
         if not len(self._segments):
             loads = self._code_sections()
@@ -84,7 +84,7 @@ class ElfImage:
         return is_code
 
     def is_debug_only(self) -> bool:
-        """Return True for a separate debug file: it has the headers of code sections, but not their bytes."""
+        """Return True for a separate debug file: it has headers of code sections, but not the code."""
         types = self.sections["sh_type"][self._has_code()]
         return len(types) > 0 and not (types != SectionType.NOBITS).any()
 
@@ -96,21 +96,21 @@ class ElfImage:
         return Section(index, self.section_names[index], *(int(row[f"sh_{field}"]) for field in fields))
 
     def section_named(self, name: bytes) -> Section | None:
-        """Return the first section of that name; None if no section has it."""
+        """Return the first section with a name; None if no section has it."""
         return self.section(self.section_names.index(name)) if name in self.section_names else None
 
     def section_of_type(self, type_: SectionType) -> Section | None:
-        """Return the first section of that type; None if no section has it."""
+        """Return the first section of a type; None if no section has it."""
         rows = np.flatnonzero(self.sections["sh_type"] == type_)
         return self.section(int(rows[0])) if len(rows) else None
 
     def holds(self, name: bytes) -> bool:
-        """Return True if the file has a section of that name, with its bytes."""
+        """Return True if the file has a section with this name, and its bytes (not SHT_NOBITS)."""
         section = self.section_named(name)
         return section is not None and section.type != SectionType.NOBITS
 
     def content(self, section: Section, most: int = headers.MAX_SECTION) -> bytes:
-        """Return at most `most` bytes of a section, uncompressed; b"" for one that occupies no file space."""
+        """Return the uncompressed bytes of a section; b"" for SHT_NOBITS. FormatError if they are more than `most`."""
         part = f"section {section.name.decode('ascii', 'replace')}"
         if section.type == SectionType.NOBITS:
             return b""
@@ -126,13 +126,13 @@ class ElfImage:
             raise FormatError(self.path, part, str(problem), section.offset) from None
 
     def array(self, section: Section, layout: Layout) -> NDArray[Any]:
-        """Return a section of `layout` entries as a structured array in file byte order, without an incomplete last."""
+        """Return a section as an array of `layout` entries in the file's byte order, without an incomplete last one."""
         dtype, data = layout.dtype(self.order), self.content(section)
         return np.frombuffer(data, dtype, len(data) // dtype.itemsize)
 
 
 @contextmanager
 def open_elf(path: str, cache: DiskCache | None = None) -> Iterator[ElfImage]:
-    """Open an ELF file for the time of a `with` block; `cache` keeps its headers. Errors as `ElfImage`."""
+    """Open an ELF file for a `with` block, with its headers from `cache`, if kept there. Errors as in `elf.image`."""
     with descriptor(open_regular(path)) as fd:
         yield ElfImage(Source(path, fd), cache)

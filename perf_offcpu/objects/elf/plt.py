@@ -6,9 +6,9 @@ A stub jumps through a slot of the global offset table; the relocation of that s
     [endbr64]  [bnd]  jmp *displacement(%rip)             f3 0f 1e fa   f2   ff 25 xx xx xx xx
     [bti c]    adrp x16, page   ldr x17, [x16, offset]    of the slot; add x16, br x17 follow
 
-So each entry of .plt, .plt.sec and .plt.got is searched for that jump, for any linker and kind of PLT. perf
-counts entries and relocations (dso__synthesize_plt_symbols), which results in the same names. The rest of
-.plt (the stub that calls the dynamic linker, and lazy halves of stubs) is named `.plt`."""
+So each entry of .plt, .plt.sec and .plt.got is searched for that jump, for any linker and kind of PLT. perf counts
+entries and relocations (dso__synthesize_plt_symbols), which results in the same names. The rest of .plt (the stub that
+calls the dynamic linker, and lazy halves of stubs) is named `.plt`."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -39,7 +39,7 @@ Names = dict[int, bytes]
 
 @frozen
 class Stubs:
-    """Holds the stubs of one PLT section."""
+    """Stubs of one PLT section, as columns."""
 
     section: Section
     starts: U64  # the address of each stub
@@ -49,7 +49,7 @@ class Stubs:
 
 
 def plt_symbols(image: ElfImage, known_symbols: Sequence[tuple[Symbols, bytes]]) -> tuple[Symbols, bytes]:
-    """Return (symbols of PLT stubs, string bytes of their names); `known_symbols` name resolvers of IFUNCs."""
+    """Return (symbols of PLT stubs, string bytes of the names). `known_symbols`: tables in which IFUNCs are found."""
     rows, strings = list[tuple[int, ...]](), bytearray(b"\0")
 
     def add(start: int, size: int, name: bytes) -> None:
@@ -107,7 +107,7 @@ def _stubs_of_arm64(image: ElfImage, section: Section) -> Stubs:
 
 
 def slot_names(image: ElfImage, known_symbols: Sequence[tuple[Symbols, bytes]], slots: U64) -> Names:
-    """Return slot address → function in its relocation. `slots` ascend; `known_symbols` name IFUNCs' resolvers."""
+    """Return slot → function by its relocation. `slots`: uint64, ascending. `known_symbols`: tables with IFUNCs."""
     names: Names = {}
     dynamic = image.section_of_type(elf.SectionType.DYNSYM)
     sections = map(image.section_named, (b".rela.dyn", b".rela.plt")) if len(slots) else ()
@@ -127,7 +127,8 @@ def slot_names(image: ElfImage, known_symbols: Sequence[tuple[Symbols, bytes]], 
 
 
 def _resolver_names(slots: U64, targets: U64, resolvers: Symbols, strings: bytes) -> Names:
-    """Return slot → name for slots that an IFUNC resolver fills: the symbol at targets[i], the first of best rank."""
+    """Return slot → name for slots that IFUNC resolvers fill. `targets[i]`: address of the resolver of `slots[i]`; of
+    its symbols the first one of the best rank names it."""
     candidates = resolvers.take(is_among(resolvers.start, distinct(targets)))
     candidates = candidates.take(np.lexsort((-candidates.rank.astype(np.int64), candidates.start)))
     best = dict(zip(candidates.start.tolist(), candidates.name.tolist(), strict=True))  # the last one stays
@@ -136,7 +137,7 @@ def _resolver_names(slots: U64, targets: U64, resolvers: Symbols, strings: bytes
 
 
 def _import_names(image: ElfImage, dynamic: Section, slots: U64, symbols: I64) -> Names:
-    """Return slot → name for slots of functions in other files; symbols[i] is the row in .dynsym of slots[i]."""
+    """Return slot → name of the imported function. `symbols[i]`: the row for `slots[i]` in .dynsym (`dynamic`)."""
     linked = image.section(dynamic.link)
     strings = b"" if linked is None else image.content(linked)
     table = image.array(dynamic, elf.SYM[image.bits])
