@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Select, classify and group samples; wake-ups and intervals of threads."""
+"""Select, classify and group samples; wake-ups and time budgets of threads."""

@@ -11,8 +11,8 @@ The innermost function says how a thread sleeps (`epoll_wait`), not why. The nam
     5 the system call and the dso of the innermost code without a name      `write() of [dash]`
     6 the system call                                                       `read()`
 
-Waits for a CPU (run queue, throttled) and stops have no name: they can happen anywhere in the program.
-Libraries and runtimes are known by file (libc, libstdc++, interpreters, the JVM) and by function: wrappers of
+Waits for a CPU (run queue, throttled) and stops have no name: they can happen anywhere in the program. Libraries and
+runtimes are known by file (libc, libstdc++, interpreters, the JVM) and by function: wrappers of
 `analysis.classes.wait_classes`, and those of interpreters.toml. Functions of Python have a source file."""
 
 import re
@@ -40,14 +40,14 @@ _JAVAS_RESULT = re.compile(r"^[\w.$\[\]]+ (?=[\w$+/-]+(\.[\w$+/<>-]+)+$)")  # `v
 
 @frozen
 class Causes:
-    """Functions, or system calls in place of an unknown function, in which n samples wait."""
+    """Functions in which n samples wait, or system calls in place of unknown functions, as columns."""
 
     names: list[str]  # printable, without parameters and result; the first is "", not known
     function: I64  # int64[n], index into names
 
 
 def causes_of(profile: Profile, waits: Waits) -> Causes:
-    """Return the function in which each sample of a profile waits. `waits`: `classify(profile)`."""
+    """Return the function that explains the wait of each sample; see the module. `waits`: `classify(profile)`."""
     samples, frames, strings = profile.samples, profile.frames, profile.strings
     is_loop = waits.for_work & np.isin(waits.wait_class, (WaitClass.POLL, WaitClass.NETWORK))
     first, group_of = group(samples.stack, waits.rule, waits.syscall, is_loop.view(np.uint8))
@@ -75,8 +75,8 @@ def causes_of(profile: Profile, waits: Waits) -> Causes:
 
 
 def program_functions(profile: Profile, leaf: I64) -> tuple[list[str], I64]:
-    """Find the innermost named function of the program in n stacks, also of wakers. `leaf`: int64[n], rows in stacks;
-    -1 for none. Return printable names, the first "" (not known), and int64[n], index into them."""
+    """Find the innermost named function of the program in n stacks, which may be of wakers. `leaf`: int64[n], rows in
+    stacks; -1 for none. Return printable names, the first "" (not known), and int64[n]: index in them."""
     first, group_of = group(leaf)
     node = _of_program(profile, leaf[first], _kinds(profile)[0])
     frame = np.append(profile.stacks.frame, -1)[node].tolist()
@@ -98,9 +98,9 @@ def _short(symbol: str, dso: str, call: str) -> str:
 
 
 def _of_rules(profile: Profile, waits: Waits, leaf: I64, rule: I64) -> tuple[I64, I64]:
-    """Find, for n stacks, the outermost frame whose function the stack's rule names. `leaf`: int64[n], rows in the
-    profile's stacks. `rule`: int64[n], index in `waits.rules`, -1 none. Return int64[n] twice: the frame's node, -1
-    none; the node from which to look for the cause: the frame's caller (-1: it is the root), `leaf` without a frame."""
+    """Find the outermost frame in each of n stacks whose function the stack's rule names. `leaf`: int64[n], rows in
+    stacks. `rule`: int64[n], index in `waits.rules`, -1 none. Return int64[n] twice: node of this frame, -1 none; node
+    from which on to look for the cause: its caller (-1: it has none), or `leaf` if there is no such frame."""
     node, start = np.full(len(leaf), -1, np.int64), leaf.copy()
     frames, strings = profile.frames, profile.strings
     for number in distinct(rule[rule >= 0]).tolist():
@@ -121,7 +121,7 @@ def _of_rules(profile: Profile, waits: Waits, leaf: I64, rule: I64) -> tuple[I64
 
 
 def _kinds(profile: Profile) -> tuple[Bool, Bool]:
-    """Return bool[frames] twice: True for named functions of the program, for its code that has no symbol."""
+    """Return bool[frames] twice: True for named functions of the program; True for its code without a symbol."""
     frames, strings = profile.frames, profile.strings
     dsos, of_dso = np.unique(frames.dso, return_inverse=True)
     own_file = np.array([not matches(RUNTIME_FILES, basename(strings[dso])) for dso in dsos.tolist()], np.bool_)
@@ -136,8 +136,8 @@ def _kinds(profile: Profile) -> tuple[Bool, Bool]:
 
 
 def _of_program(profile: Profile, leaf: I64, is_plain: Bool) -> I64:
-    """Return int64[n], rows in stacks: the innermost plain frame of each stack, of Python's standard library only if it
-    has no other; -1 none. `is_plain`: bool[frames], as `_kinds` returns it."""
+    """Return int64[n], rows in stacks: the innermost frame of each stack with a function of the program (`is_plain`,
+    bool[frames], by `_kinds`), of Python's standard library only if it has no other; -1 none."""
     files, of_file = np.unique(profile.frames.file, return_inverse=True)
     is_runtime = np.array([matches(RUNTIME_SOURCES, profile.strings[file]) for file in files.tolist()], np.bool_)
     own = innermost_node(profile, leaf, is_plain & ~is_runtime[of_file])

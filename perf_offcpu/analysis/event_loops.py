@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sum up what the tasks of an event loop wait for, by the functions of asyncio in which their coroutines stand. A lock
-is held by a task that is in its `async with` and does not wait for it; one taken otherwise has no known holder."""
+"""Sum up what the tasks of event loops wait for, by the functions of asyncio in which their coroutines stand. A task
+holds a lock if it is in the lock's `async with` and does not wait for it; one taken otherwise has no known holder."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ _TYPES = {"_asyncio.Future": "a future", "_GatheringFuture": "other tasks (async
 
 
 class TaskGroup(NamedTuple):
-    """Tasks of one loop that wait for the same thing in the same function."""
+    """Tasks of one event loop that wait for the same thing in the same function."""
 
     tasks: int
     waits_for: str
@@ -51,7 +51,7 @@ class TaskGroup(NamedTuple):
 
 
 class LoopRow(NamedTuple):
-    """An event loop with its tasks in groups: the running task comes first, then those that are held up."""
+    """Event loop with its tasks in groups: the running task first, then tasks that are held up."""
 
     comm: str
     loop: EventLoop
@@ -73,7 +73,7 @@ class LoopTimeRow(NamedTuple):
 
 
 def loop_rows(profile: Profile) -> list[LoopRow]:
-    """Return the event loops of the threads that have samples in a profile; loops with tasks held up come first."""
+    """Return the event loops at the recording's end, of threads with samples; those with tasks held up come first."""
     comm_of = _comms(profile)
     loops = [loop for loop in profile.loops if loop.tid in comm_of and not loop.weight_ns]
     rows = [LoopRow(comm_of[loop.tid], loop, groups_of(loop)) for loop in loops]
@@ -88,7 +88,7 @@ def _comms(profile: Profile) -> dict[int, str]:
 
 
 def loop_time_rows(profile: Profile) -> list[LoopTimeRow]:
-    """Return what held up tasks or blocked the loop, by event loop of threads with samples, heaviest first."""
+    """Return what held up tasks or blocked loops over time, of threads with samples, the heaviest of a loop first."""
     comm_of = _comms(profile)
     sums: defaultdict[tuple[int, int], Counter[tuple[str, str, str]]] = defaultdict(Counter)
     loop_ns, task_ns, ready_ns = (Counter[tuple[int, int]]() for _ in range(3))
@@ -134,7 +134,7 @@ def in_unread_loops(profile: Profile) -> int:
 
 
 def groups_of(loop: EventLoop) -> list[TaskGroup]:
-    """Return the tasks of a loop by awaited thing and function: running, held up, then largest group first."""
+    """Return a loop's tasks in groups by awaited thing and function: running, then held-up ones, then the largest."""
     by_thing: dict[tuple[str, str, int], list[LoopTask]] = defaultdict(list)
     inside: dict[int, list[LoopTask]] = defaultdict(list)
     names = {task.address: task.name for task in loop.tasks}
@@ -152,7 +152,7 @@ def groups_of(loop: EventLoop) -> list[TaskGroup]:
 
 
 def sentences_of(rows: list[LoopRow], times: Sequence[LoopTimeRow] = ()) -> list[str]:
-    """Return a sentence for each loop with a blocking task or held-up tasks, by `rows` (at the end), else `times`."""
+    """Return a sentence for each loop with a blocking task or tasks held up, by `rows` (the end), else by `times`."""
     sentences, told = list[str](), set[int]()
     for row in rows:
         ready = sum(group.tasks for group in row.groups if group.waits_for == READY)
@@ -167,8 +167,8 @@ def sentences_of(rows: list[LoopRow], times: Sequence[LoopTimeRow] = ()) -> list
 
 
 def held_up_waits(profile: Profile) -> I64:
-    """Return int64, rows in samples: waits of event loops that are unfinished at the end, with tasks held up. Their
-    threads are not idle, although they wait for events."""
+    """Return the rows of samples, int64: unfinished waits of event loops with tasks held up. Their threads are not
+    idle, although they wait for events."""
     ends = [loop for loop in profile.loops if not loop.weight_ns]
     waits = {loop[:3] for loop in ends if any(group.is_held_up for group in groups_of(loop))}
     samples = profile.samples

@@ -54,7 +54,7 @@ def goroutine_rows(profile: Profile) -> list[GoroutineRow]:
 
 
 def goroutine_sentences(rows: list[GoroutineRow]) -> list[str]:
-    """Return a sentence for each of the first processes."""
+    """Return a sentence for each of the first _SHOWN processes."""
     sentences = []
     for (comm, pid), group in groupby(rows, key=lambda row: row[:2]):
         parts = [
@@ -66,7 +66,7 @@ def goroutine_sentences(rows: list[GoroutineRow]) -> list[str]:
 
 
 def is_of_runtime(task: LoopTask) -> bool:
-    """Return True for goroutines that Go's runtime began for itself."""
+    """Return True for goroutines that Go's runtime started for itself."""
     root = task.frames[-1][0] if task.frames else ""
     return root.startswith("runtime.") and root != "runtime.main"
 

@@ -19,8 +19,8 @@ lock until then, and by the waiter, which has it next. Between two moments the l
 name. If they name different threads, the lock changed hands unseen, and the holder is not known. A queue lasts as long
 as some thread waits; if no moment of it names a thread, the holder is not known, either. A waiter that waits again was
 overtaken: it did not have the lock. A thread that takes a lock without a queue is not seen, so one queue says nothing
-about the next. `longest_holders` names one thread for each wait, because who released the lock last says little: behind
-a thread that holds it for long, each waiter is woken by the one before it."""
+about the next. `longest_holders` names one thread for each wait, because the thread that released the lock last says
+little: if a thread holds it for long, each later waiter is woken by the one before it."""
 
 import numpy as np
 
@@ -38,7 +38,7 @@ its process, was ended by the exit of the process: a thread woken by it only exi
 
 @mutable
 class Holders:
-    """Holder and releaser of the lock for which each of n samples waited."""
+    """Holder and releaser of the lock for which each of n samples waited, as columns."""
 
     held: I32  # int32[n], thread id of the holder; -1 unknown, or the recorded number is not used
     released: I32  # int32[n], thread id of the releaser; -1 unknown, or none
@@ -46,7 +46,7 @@ class Holders:
     refused: int  # number of samples whose recorded holder is not used
 
     def known(self) -> I32:
-        """Return int32[n]: the holder; if unknown, the releaser; -1 if both are unknown."""
+        """Return int32[n]: the holder; if it is unknown, the releaser; -1 if both are."""
         return np.where(self.held >= 0, self.held, self.released)
 
 
@@ -94,7 +94,7 @@ def _ended_with_process(profile: Profile, rows: I64) -> Bool:
 
 
 def is_shared(profile: Profile) -> Bool:
-    """Return bool[samples]: True if the object's memory is shared, or its name is awaited by several processes."""
+    """Return bool[samples]: True if the object is in shared memory, or several processes wait for one of its name."""
     samples = profile.samples
     name = np.append(profile.objects.name, 0)[samples.object].astype(np.int64)
     first, _ = group(name, samples.pid)
@@ -104,7 +104,8 @@ def is_shared(profile: Profile) -> Bool:
 
 
 def _lived(profile: Profile, rows: I64, tid: I32, time_ns: I64, shared: Bool) -> Bool:
-    """Return bool[rows]: thread `tid` lived at `time_ns` (both by sample), in the sleeper's process; if shared, any."""
+    """Return bool[rows]: True if thread `tid` lived at `time_ns` (columns by sample) in the sleeper's process, or in
+    any if `shared`."""
     tasks, tid, time_ns = profile.tasks, tid[rows], time_ns[rows]
     row = rows_at(tasks.tid, tasks.begin_ns, tid, time_ns)
     begin, end, pid = (np.append(column, -1)[row] for column in (tasks.begin_ns, tasks.end_ns, tasks.pid))
@@ -149,8 +150,8 @@ def held_time(profile: Profile, holders: Holders, chosen: Bool) -> HeldTime:
 
 
 def longest_holders(profile: Profile, holders: Holders) -> I32:
-    """Return int32[samples]: the thread that held the mutex longest during the wait; -1 for another object, or if it is
-    not known for longer. `holders`: `holders_of(profile)`."""
+    """Return int32[samples]: the thread that held the awaited mutex longest during the wait; -1 if the object is no
+    mutex, or if its holder is unknown for longer. `holders`: `holders_of(profile)`."""
     samples, longest = profile.samples, np.full(len(profile.samples), -1, np.int32)
     is_mutex = np.append(profile.objects.facts & ObjectFact.MUTEX > 0, np.bool_(False))[samples.object]
     rows = np.flatnonzero(is_mutex & (samples.time_ns >= 0) & ~samples.has(SUM_FLAGS))
@@ -160,15 +161,15 @@ def longest_holders(profile: Profile, holders: Holders) -> I32:
 
 
 def spans_of(samples: ProfileSamples) -> tuple[I64, I64]:
-    """Return (begin, end) of each wait: int64[n], ns of the recording's clock; a wait ends at its wake-up."""
+    """Return (begin, end) of each wait, int64[n]: ns of the recording's clock; a wait ends at its wake-up."""
     begin = np.where(samples.switch_out_ns >= 0, samples.switch_out_ns, samples.time_ns - samples.length_ns())
     woken = (samples.wakeup_ns >= 0) & ~samples.has(SampleFlag.STILL_BLOCKED)
     return begin, np.where(woken, samples.wakeup_ns, samples.time_ns)
 
 
 class _Moments:
-    """Moments: begins and ends of the waits for each object as columns, sorted by object, then time. `rows`: int64[n],
-    the samples whose waits make the moments."""
+    """Begins and ends of waits as columns, sorted by object, then time. `rows`: int64[n], samples of the waits. A queue
+    is a number for the moments of an object between which some thread waits."""
 
     def __init__(self, samples: ProfileSamples, holders: Holders, rows: I64) -> None:
         begin, end = (column[rows] for column in spans_of(samples))
@@ -213,8 +214,8 @@ class _Moments:
         return np.where((got == had) | (had < 0), got, np.where((got < 0) | waits_again, had, -1))
 
     def longest_holder(self) -> I64:
-        """Return int64[rows]: tid of the thread that held the object longest without a break during each wait; -1 not
-        known, also if the holder is not known for longer."""
+        """Return int64[rows]: tid of the thread that held the object longest, without a break, during each wait; -1 if
+        it is not known, or for longer not known."""
         holder, time = self.holder(), self.time_ns
         begin, end = np.split(self._place, 2)
         is_first = np.append(True, (holder[1:] != holder[:-1]) | (self.object[1:] != self.object[:-1]))
@@ -229,14 +230,14 @@ class _Moments:
         return longest
 
     def _named(self, thread: I64, moment: I64) -> I64:
-        """Return int64[moments]: `thread[moment]`, a tid; -1 where that moment is in another queue, or out of range.
-        `moment`: int64[moments], index of an earlier or later moment for each moment."""
+        """Return int64[moments]: `thread[moment[i]]`, a tid; -1 where that moment is in another queue than moment i, or
+        out of range. `moment`: int64[moments], index of an earlier or later moment for each one."""
         queue = np.append(self.queue, -1)[moment]
         return np.where(queue == self.queue, np.append(thread, -1)[moment], -1)
 
 
 def _longest_between(length: I64, first: I64, last: I64) -> I64:
-    """Return int64[n]: index of the largest `length` in first[i] to last[i]; first[i] - 1 for an empty range."""
+    """Return int64[n]: the index of the largest `length` from first[i] to last[i]; first[i] - 1 for an empty range."""
     number, result = last - first + 1, first - 1
     largest, width = np.arange(len(length)), 1  # of `width` lengths from each index on
     while (number >= width).any():

@@ -54,7 +54,7 @@ def fold_interpreters(profile: Profile) -> Profile:
 
 
 def _kinds(profile: Profile) -> I64:
-    """Return int64[frames]: the number, from 1, of the row of INTERPRETERS that has the function; 0 none."""
+    """Return int64[frames]: the number, from 1, of the interpreter in INTERPRETERS that has the function; 0 none."""
     symbols, inverse = np.unique(profile.frames.symbol, return_inverse=True)
     kinds = np.zeros(len(symbols), np.int64)
     for index, symbol in enumerate(symbols.tolist()):

@@ -10,7 +10,7 @@ from perf_offcpu.model.profile import Profile, Stacks
 
 
 def used_nodes(profile: Profile, leaves: I64) -> Bool:
-    """Return bool[stacks]: True for nodes on the way from a leaf to its root. `leaves`: rows in stacks; -1 no stack."""
+    """Return bool[stacks]: True for nodes on the way from a leaf to its root. `leaves`: rows in stacks; -1 none."""
     parent = profile.stacks.parent
     is_used = np.zeros(len(parent), np.bool_)
     node = _once(leaves[leaves >= 0], len(parent))
@@ -23,22 +23,21 @@ def used_nodes(profile: Profile, leaves: I64) -> Bool:
 
 
 def used_frames(profile: Profile, leaves: I64) -> Bool:
-    """Return bool[frames]: True for frames of the stacks whose leaves (rows in stacks, -1 none) are given."""
+    """Return bool[frames]: True for the frames of some stacks. `leaves`: rows in stacks; -1 no stack."""
     used = np.zeros(len(profile.frames), np.bool_)
     used[profile.stacks.frame[used_nodes(profile, leaves)]] = True
     return used
 
 
 def innermost_node(profile: Profile, leaves: I64, wanted: Bool, user_frames: int = 0) -> I64:
-    """Return int64[n]: from each leaf towards the root, the first node with a wanted frame; -1 for none. `leaves`:
-    int64[n], rows in stacks; -1 for none. `wanted`: bool[frames]. `user_frames`: frames of user code to look at; 0:
-    all."""
+    """Return int64[n]: the first node from each leaf towards the root with a wanted frame; -1 for none. `leaves`:
+    int64[n], rows in stacks; -1 none. `wanted`: bool[frames]. `user_frames`: user frames to look at; 0: all."""
     return _walk(profile, leaves, wanted, first=True, user_frames=user_frames)
 
 
 def outermost_node(profile: Profile, leaves: I64, wanted: Bool, callers: Bool | None = None) -> I64:
-    """Return int64[n]: from each leaf (row in stacks) towards the root, the last node with a wanted frame; -1 none.
-    `callers`: bool[frames], the node above must have one of these frames; None for no condition."""
+    """Return int64[n]: the last node from each leaf towards the root with a wanted frame; -1 for none. `callers`:
+    bool[frames], the node's caller must have one of these frames; None: no condition. Others: as `innermost_node`."""
     return _walk(profile, leaves, wanted, callers, first=False)
 
 
@@ -68,8 +67,8 @@ def _walk(
 
 
 def without_nodes(parent: I64, frame: I64, left_out: Bool) -> tuple[Stacks, I64]:
-    """Return the stack tree without the nodes `left_out`, and int32[nodes + 1]: old row → new row (of a node left out:
-    of its nearest ancestor that is kept), -1 last. `frame`: frame of each node; equal children are merged."""
+    """Remove nodes (`left_out`: bool[nodes]) from a stack tree, and merge children that become equal. Return the new
+    tree, and int32[nodes + 1]: new row of each node (a removed one: of its nearest kept ancestor, else -1), then -1."""
     above = np.append(np.where(left_out, parent, np.arange(len(parent))), -1)  # the last one: the caller of roots
     while (jump := above[above]).tobytes() != above.tobytes():
         above = jump
@@ -91,7 +90,7 @@ def without_nodes(parent: I64, frame: I64, left_out: Bool) -> tuple[Stacks, I64]
 
 
 def _once(nodes: NDArray[np.integer], size: int) -> I64:
-    """Return the distinct `nodes` (all below `size`) as int64, in any order; in linear time."""
+    """Return the distinct `nodes`, all below `size`, as int64, in any order; in linear time."""
     owner, places = np.empty(size, np.int32), np.arange(len(nodes), dtype=np.int32)
     owner[nodes] = places
     last: I64 = nodes[owner[nodes] == places].astype(np.int64)

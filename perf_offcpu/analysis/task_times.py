@@ -32,8 +32,8 @@ _Place = tuple[str, str, int]
 
 
 def tasks_profile(profile: Profile) -> Profile:
-    """Return the profile of the tasks that were read while the recording went on; no sample of a thread is in it. Raise
-    UsageError if there are none."""
+    """Return a profile of the tasks that were read while recording, without samples of threads. Raise UsageError if no
+    task was read."""
     readings = [loop for loop in profile.loops if loop.weight_ns]
     waits = [(loop, *wait, number) for loop in readings for wait, number in _waits_in(loop).items()]
     if not waits:
@@ -71,7 +71,7 @@ def tasks_profile(profile: Profile) -> Profile:
 
 
 def with_tasks(profile: Profile) -> Profile:
-    """Return the profile with the samples of tasks after those of threads, as a separate event."""
+    """Return the profile with samples of tasks besides those of threads, as an event of their own, sorted by time."""
     if not any(loop.weight_ns and loop.tasks for loop in profile.loops):
         return profile
     evsels = profile.evsels.copy()
@@ -123,7 +123,7 @@ def _loop_text(loop: EventLoop) -> str:
 
 
 def _waits_in(loop: EventLoop) -> Counter[tuple[str, str, tuple[_Place, ...]]]:
-    """Return (outermost function, awaited thing with holders, stack leaf first) → number of tasks in a reading."""
+    """Return (outermost function, awaited thing with holders, stack leaf first) → number of tasks, of one reading."""
     waits: Counter[tuple[str, str, tuple[_Place, ...]]] = Counter()
     by_address = {task.address: task for task in loop.tasks}
     for group in groups_of(loop):

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the wait class of samples, by tables of classes and of rules of programs."""
+"""Find the wait classes of samples, by tables of classes and of rules on programs."""

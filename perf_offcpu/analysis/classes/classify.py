@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find wait class and system call of each sample: `wait_classes` on whole columns.
 
-The rules are applied once to each function, then to each stack, then to each distinct combination of a
-stack's evidence with system call, state and flags; samples look up the result. The rules, in order:
+The rules are applied once to each function, then to each stack, then to each distinct combination of a stack's evidence
+with system call, state and flags; samples look up the result. The rules, in order:
 
     throttled by a quota of CPU time          throttled
     preempted, or runnable at switch-out      run queue
@@ -17,8 +17,8 @@ stack's evidence with system call, state and flags; samples look up the result. 
     a wrapper at the leaf of the user stack   if the system call is not known
     else                                      other
 
-A sum with the class other, network or poll gets the class of similar single waits (`like_single_waits`).
-A rule of the program (`program_rules`) may give the wait another class, or say that it is for work.
+A sum with the class other, network or poll gets the class of similar single waits (`like_single_waits`). A rule of the
+program (`program_rules`) may give the wait another class, or say that it is for work.
 
 A wait is *for work* if another thread, or the outside, ends it with the next piece of work: poll() and similar calls,
 accept(), signals, a terminal, condition variables and semaphores that only others serve (`work_of_lock`), and waits of
@@ -57,7 +57,7 @@ _EPOLLS = frozenset(name for name in _POLLS if name.startswith("epoll_"))
 
 @mutable
 class Waits:
-    """Wait class, system call and source of work of each of n samples, as columns."""
+    """Wait class, system call and awaited work of each of n samples, as columns."""
 
     wait_class: U8  # uint8[n], WaitClass; OTHER for samples that are no waits
     syscall: I32  # int32[n], index into syscall_names
@@ -69,13 +69,13 @@ class Waits:
 
     @property
     def for_work(self) -> Bool:
-        """Return bool[n]: True for waits for the next piece of work."""
+        """Return bool[n]: True for waits for the next piece of work; see the module."""
         for_work: Bool = self.purpose > 0
         return for_work
 
 
 def classify(profile: Profile) -> Waits:
-    """Return class, system call and source of work of every sample of a profile."""
+    """Return class, system call and awaited work of each sample of a profile."""
     samples = profile.samples
     programs = Rules(profile.rules)
     evidences, evidence_of = evidence_of_stacks(profile, programs)
@@ -92,13 +92,13 @@ def classify(profile: Profile) -> Waits:
     names, purposes = {"": 0}, {"": 0}
     rows = zip(*(column[first].tolist() for column in columns), strict=True)
     for index, values in enumerate(rows):
-        row, number, state, was_preempted, was_throttled, is_wait, of_comm, thing, object_fact, has_object = values
+        row, number, state, was_preempted, was_throttled, is_wait, of_comm, code, object_fact, has_object = values
         evidence = evidences[row]
         name = judge.syscall(evidence, number)
         syscalls[index] = names.setdefault(name, len(names))
         letter = state_letter(state, bool(was_preempted))
-        wait_class = judge.wait_class(evidence, number, name, letter, thing) if is_wait else WaitClass.OTHER
-        work = judge.work(evidence, wait_class, name, letter, thing, object_fact) if is_wait else ""
+        wait_class = judge.wait_class(evidence, number, name, letter, code) if is_wait else WaitClass.OTHER
+        work = judge.work(evidence, wait_class, name, letter, code, object_fact) if is_wait else ""
         rule = programs.find(evidence.rules, wait_class, name, profile.strings[of_comm]) if is_wait else None
         if was_throttled and is_wait:
             wait_class = WaitClass.THROTTLED
@@ -120,25 +120,25 @@ def classify(profile: Profile) -> Waits:
 
 
 class _Judge:
-    """Decides the system call, the wait class and the work waited for of one wait, from the `Evidence` of its stack and
-    the fields of its sample."""
+    """Decides system call, class and awaited work of one wait, by its stack's `Evidence` and its sample's fields."""
 
     def __init__(self, arch: str) -> None:
         self._names = {compat: syscall_names(arch, compat=compat) for compat in (False, True)}
 
     def syscall(self, evidence: Evidence, number: int) -> str:
-        """Return the name of system call `number`, else the number; if unknown, the name by the stack, else ""."""
+        """Return the name of system call `number`, in decimal if it has none; if unknown, by the stack; else ""."""
         if number == SYSCALL_UNKNOWN:
             return evidence.entry_name
         return self._names[evidence.compat >= 0].get(number, str(number)) if number >= 0 else ""
 
-    def wait_class(self, evidence: Evidence, number: int, syscall: str, state: str, thing: int) -> WaitClass:
-        """Return the wait class. `number`, `syscall`: number, name of the call; `thing`: a code of `object_codes`."""
+    def wait_class(self, evidence: Evidence, number: int, syscall: str, state: str, code: int) -> WaitClass:
+        """Return the wait class. `number`, `syscall`: number and name of the call. `state`: task state letter. `code`:
+        of the object, by `object_codes`."""
         if state == "R":
             return WaitClass.RUNQUEUE
         if state in ("T", "t"):
             return WaitClass.STOPPED
-        by_object = class_of(thing)
+        by_object = class_of(code)
         if by_object is WaitClass.SLEEP and syscall in _EPOLLS:
             by_object = WaitClass.POLL  # a timer of an event loop
         if by_object in (WaitClass.CHILD, WaitClass.LOCK):
@@ -151,11 +151,12 @@ class _Judge:
             return by_function if by_object is None or by_function is not WaitClass.POLL else by_object
         return self._without_kernel(evidence, number, syscall, state, by_object)
 
-    def work(self, evidence: Evidence, wait_class: WaitClass, syscall: str, state: str, thing: int, facts: int) -> str:
-        """Return the work that an idle thread waits for (`the next connection`); "" for other waits."""
+    def work(self, evidence: Evidence, wait_class: WaitClass, syscall: str, state: str, code: int, facts: int) -> str:
+        """Return the work that is waited for (`the next connection`); "" for waits that are not for work. `code`: of
+        the object, by `object_codes`. `facts`: ObjectFact of the object."""
         if syscall in _POLLS and wait_class in (WaitClass.NETWORK, WaitClass.PIPE):
-            of_several = syscall in _EPOLLS or bool(thing & _OF_SEVERAL)
-            busy = answers(thing) if of_several else is_connected(thing)
+            of_several = syscall in _EPOLLS or bool(code & _OF_SEVERAL)
+            busy = answers(code) if of_several else is_connected(code)
             return "" if busy else "the next event of a descriptor"
         work = Work(wait_class.row.work)
         if work in (Work.NEVER, Work.ALWAYS):
@@ -197,8 +198,8 @@ _ANYWHERE = (WaitClass.RUNQUEUE, WaitClass.THROTTLED, WaitClass.STOPPED)
 
 def like_single_waits(profile: Profile, wait_class: U8, purpose: I32, undecided: Bool) -> tuple[U8, I32]:
     """Return class and purpose of each sample. A sum of class OTHER, NETWORK or POLL takes the most frequent pair of
-    both among single waits with its pid, system call and innermost user frame; of class LOCK only of LOCK or CHILD.
-    `wait_class`, `purpose`: before this. `undecided`: bool[samples], True where no rule of a program decided."""
+    both among single waits with its pid, system call and innermost user frame; a sum of class LOCK only a pair of LOCK
+    or CHILD. `wait_class`, `purpose`: so far. `undecided`: bool[samples], True where no rule of a program decided."""
     samples = profile.samples
     is_wait, is_sum = profile.is_offcpu(), samples.has(SUM_FLAGS)
     is_comparable = is_wait & (samples.syscall >= 0) & (samples.stack >= 0)
@@ -226,8 +227,8 @@ def like_single_waits(profile: Profile, wait_class: U8, purpose: I32, undecided:
 
 
 def _user_leaf(profile: Profile) -> I64:
-    """Return int64[stacks]: number of the innermost user-mode node on the way to the root, Python functions left out,
-    since sums do not have them; -1 for none."""
+    """Return int64[stacks]: the innermost node of user code from each node towards the root; -1 for none. Python
+    functions do not count, since sums do not have them."""
     frames, frame, parent = profile.frames, profile.stacks.frame, profile.stacks.parent.astype(np.int64)
     is_kernel = frames.is_kernel()[frame]
     leaf = np.where(is_kernel, parent, np.arange(len(parent)))
@@ -246,9 +247,9 @@ _IDLE_PERCENT = 99
 
 
 def of_idle_threads(profile: Profile, for_work: Bool) -> Bool:
-    """Return bool[samples]: True for samples of idle threads, whose time, waits and CPU samples together, was waits for
-    work for _IDLE_PERCENT or more. The event loop of a busy server is not idle. `profile`: all samples of the threads,
-    of all events. `for_work`: bool[samples], as `Waits.for_work`."""
+    """Return bool[samples]: True for samples of idle threads: waits for work took _IDLE_PERCENT or more of their time,
+    all waits and CPU samples together. The event loop of a busy server is not idle. `profile`: all samples of the
+    threads, of all events. `for_work`: bool[samples], as `Waits.for_work`."""
     samples = profile.samples
     first, group_of = group(samples.tid, samples.pid)
     counts_time = np.array([*(event.unit == "ns" for event in profile.evsels), False])[samples.evsel]
@@ -300,8 +301,8 @@ other system calls (flock(), fsync(), futex()) say more than the object and stay
 
 
 def object_codes(profile: Profile) -> I16:
-    """Return int16[samples]: WaitClass | _CONNECTED | _INWARD (see `Profile.objects`) of each object, and _OF_SEVERAL
-    for waits in poll() or select() of several descriptors; -1: no class. An object says more than a system call that
+    """Return int16[samples]: the object's WaitClass | _CONNECTED | _INWARD (columns of Objects), and _OF_SEVERAL for
+    waits in poll() or select() of several descriptors; -1: it has no class. An object says more than a system call that
     serves many kinds of files, but less than functions of the kernel: a read of a file may also wait for a lock."""
     objects, strings = profile.objects, profile.strings
     if not len(objects):
@@ -328,12 +329,12 @@ def object_codes(profile: Profile) -> I16:
 
 
 def work_of_lock(facts: int, means: Means | None) -> str:
-    """Return the event that brings the next work, in words, if waits for a lock or semaphore are idle; else "".
-    Condition variable: idle unless only its own waiters end its waits. Semaphore: idle if only threads that never wait
-    for it end its waits, or no thread does and no other process shares it. No lock is idle if threads wake each other
-    in a circle, each alone at its lock: a runtime's locks, queues of limited length. Futex of unknown wrapper: idle if
-    several threads wait for it, only others end the waits, and it does not look like a mutex or rwlock. `facts`:
-    ObjectFact. `means`: meaning of the wrapper; None if unknown."""
+    """Return the event that brings the next work, in words, if waits for a lock or semaphore are for work; else "".
+    Condition variable: for work unless only its own waiters end its waits. Semaphore: for work if only threads that
+    never wait for it end its waits, or no thread does and no other process shares it. None is for work if threads wake
+    each other in a circle, each alone at its lock: a runtime's locks, queues of limited length. Futex of an unknown
+    wrapper: for work if several threads wait for it, only others end the waits, and it does not look like a mutex or
+    rwlock. `facts`: ObjectFact. `means`: meaning of the wrapper; None if unknown."""
     if means is None and facts & (ObjectFact.MUTEX | ObjectFact.RWLOCK):
         means = Means.LOCK
     enders = facts & _ENDERS
@@ -349,7 +350,7 @@ def work_of_lock(facts: int, means: Means | None) -> str:
 
 
 def class_of(code: int) -> WaitClass | None:
-    """Return the class in a code of `object_codes`; None for -1."""
+    """Return the wait class in a code of `object_codes`; None for code -1."""
     return WaitClass(code & ~(_CONNECTED | _INWARD | _OF_SEVERAL)) if code >= 0 else None
 
 
@@ -359,5 +360,5 @@ def is_connected(code: int) -> bool:
 
 
 def answers(code: int) -> bool:
-    """Return True if a code of `object_codes` is of a pipe or connection to another process, known to be no client."""
+    """Return True if a code of `object_codes` is of a pipe or connection to another process, which is no client."""
     return is_connected(code) and not code & _INWARD

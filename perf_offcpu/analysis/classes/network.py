@@ -55,7 +55,7 @@ LABELS: Final = (
 
 
 class Operation(enum.IntEnum):
-    """Uses of a socket by the system call of a wait."""
+    """Kinds of operations on a socket, by the system call of the wait."""
 
     OTHER = 0
     RECEIVE = 1
@@ -74,7 +74,7 @@ _OPERATIONS: Final = {
 
 @mutable
 class Network:
-    """Causes of n waits, with their figures, as columns."""
+    """Causes of n waits for connections, with figures, as columns."""
 
     cause: U8  # NetworkCause
     lost_ns: I64  # of RETRANSMISSION and PEER, up to the last retransmission; of WINDOW, while the window was full
@@ -85,13 +85,13 @@ class Network:
 
     @classmethod
     def unknown(cls, rows: int) -> "Network":
-        """Return `rows` waits of unknown cause, as read-only columns without memory."""
+        """Return n waits of unknown cause, in read-only columns of one value."""
         zero, none = np.broadcast_to(np.int64(0), rows), np.broadcast_to(np.int64(-1), rows)
         cause, is_open = np.broadcast_to(np.uint8(0), rows), np.broadcast_to(np.bool_(False), rows)
         return cls(cause, zero, zero, zero, none, is_open)
 
     def with_rows(self, rows: I64, network: "Network") -> "Network":
-        """Return a copy in which row `rows[i]` is replaced by row i of `network`."""
+        """Return a copy in which row `rows[i]` is row i of `network`."""
         columns = {field.name: getattr(self, field.name).copy() for field in fields(self)}
         for name, column in columns.items():
             column[rows] = getattr(network, name)
@@ -99,7 +99,7 @@ class Network:
 
 
 class Before(NamedTuple):
-    """Growth of TCP totals since the previous sample of each connection, as columns."""
+    """Growth of TCP totals since the previous sample of each sample's connection, as columns."""
 
     retransmissions: I64  # since then; since the begin of the connection if there is no previous sample
     window_ns: I64  # time in which the peer's window was full, likewise
@@ -107,7 +107,7 @@ class Before(NamedTuple):
 
 
 def network_of(profile: Profile, waits: Waits) -> Network:
-    """Return the causes of TCP and UDP waits; one row per sample."""
+    """Return the causes of TCP and UDP waits, a row for each sample; UNKNOWN for other samples."""
     samples, network = profile.samples, Network.unknown(len(profile.samples))
     tcp, udp = np.flatnonzero(samples.tcp_state), _of_udp(profile)
     for of_protocol, causes in ((tcp, _tcp), (udp, _udp)):
@@ -130,8 +130,8 @@ def _operations(waits: Waits) -> U8:
 
 
 def before(samples: SampleColumns, connection: I32) -> Before:
-    """Return the growth of TCP totals since each connection's last sample. `samples`: in the order of time;
-    `connection`: int32[n], equal for samples of one connection; -1 not known."""
+    """Return the growth of TCP totals since the previous sample of each connection. `samples`: by time. `connection`:
+    int32[n], equal for samples of one connection; -1 not known."""
     order = np.argsort(connection, kind="stable")
     again = (connection[order][1:] == connection[order][:-1]) & (connection[order][1:] >= 0)
     place = np.concatenate([[False], again])
@@ -148,9 +148,9 @@ def before(samples: SampleColumns, connection: I32) -> Before:
 
 
 def tcp_causes(samples: SampleColumns, operation: U8, inward: Bool, since: Before) -> Network:
-    """Return the causes of n waits for TCP connections by rule; a wait that fits several gets the first. `samples`:
-    single waits with facts (`tcp_state` is not 0). `operation`: uint8[n], Operation. `inward`: bool[n], True where the
-    peer is a client, or not known: it owes no answer. `since`: changes since its previous sample."""
+    """Return the causes of n waits for TCP connections; of several rules that fit, the first counts. `samples`: single
+    waits with facts (`tcp_state` is not 0). `operation`: uint8[n], Operation. `inward`: bool[n], True where the peer is
+    a client, or not known: it owes no answer. `since`: growth since the previous sample."""
     is_open = samples.has(SampleFlag.STILL_BLOCKED)
     length, tick = samples.length_ns(), samples.tcp_tick_us.astype(np.int64) * _NS_PER_US
     delay = np.where(is_open, 0, np.clip(samples.delay_ns(), 0, length))
@@ -241,7 +241,7 @@ def _udp(profile: Profile, rows: I64, operation: U8) -> Network:
 
 
 def texts_of(network: Network) -> tuple[list[str], I64]:
-    """Return (texts, codes int64[n]): the cause of each wait with its figures is `texts[code]`; "" for unknown ones."""
+    """Return (texts, codes): distinct texts of cause and figures ("" unknown); int64[n], index of each wait's text."""
     if not network.cause.any():
         return [""], np.zeros(len(network.cause), np.int64)
     columns = (network.cause, network.lost_ns, network.answer_ns, network.retransmissions, network.rtt_us)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Apply rules of programs: the meaning of waits in functions of well-known programs.
+"""Apply rules on programs: the meaning of waits in functions of well-known programs.
 
-The kernel sees a futex or an epoll_wait. Only functions of the program show that a postgres backend sleeps in
-epoll for a row lock, or that Java enters monitors through a condition variable. The first rule that fits a
-wait decides; rules of the user (`Profile.rules`) come before those of program_rules.toml. Documentation/wait-classes.md
-has a table made from that file, and its form."""
+The kernel sees a futex or an epoll_wait. Only functions of the program show that a postgres backend sleeps in epoll for
+a row lock, or that Java enters monitors through a condition variable. The first rule that fits a wait decides; rules of
+the user (`Profile.rules`) come before those of program_rules.toml. Documentation/wait-classes.md has a table made from
+that file, and its form."""
 
 import functools
 import re
@@ -23,9 +23,9 @@ _NEVER = (WaitClass.RUNQUEUE, WaitClass.THROTTLED, WaitClass.STOPPED, WaitClass.
 
 
 class Rules:
-    """Matches the rules on programs, the user's `rules` before the built-in ones, with functions and waits. Attribute
-    `rules`: both, in order of precedence; bit i of a set of rules stands for `rules[i]`. `by_caller`: the rules with a
-    condition on the caller."""
+    """Rules on programs, the user's before the built-in ones, to be matched with functions and waits. `rules`: both
+    kinds, in order of precedence. A set of rules is an integer whose bit i stands for `rules[i]`. `by_caller`: the set
+    of the rules with a condition on callers."""
 
     def __init__(self, rules: Sequence[ProgramRule] = ()) -> None:
         self.rules = (*rules, *built_in_rules())
@@ -35,24 +35,24 @@ class Rules:
         self._without_frames = sum(1 << bit for bit, rule in enumerate(self.rules) if not rule.frames)
 
     def of_function(self, function: str) -> int:
-        """Return the set of the rules whose condition on frames a function name meets."""
+        """Return the set of the rules whose condition on frames the name of a function meets."""
         if not fits(self._any_frame, function):
             return 0
         ruled = ((bit, rule.frames) for bit, rule in enumerate(self.rules) if rule.frames)
         return sum(1 << bit for bit, frames in ruled if fits(frames, function))
 
     def of_caller(self, function: str) -> int:
-        """Return the set of the rules of `by_caller` whose condition on callers a function name meets."""
+        """Return the set of the rules whose condition on callers the name of a function meets."""
         ruled = ((bit, rule.callers) for bit, rule in enumerate(self.rules) if rule.callers)
         return sum(1 << bit for bit, callers in ruled if fits(callers, function))
 
     def by_comm(self, met: int) -> bool:
-        """Return True if a rule in set `met`, or a rule without a condition on frames, has a condition on the comm."""
+        """Return True if a rule in the set `met`, or one without a condition on frames, has a condition on the comm."""
         return bool((met | self._without_frames) & self._with_comm)
 
     def find(self, met: int, wait_class: WaitClass, syscall: str, comm: str) -> ProgramRule | None:
-        """Return the first rule that fits a wait. `met`: set of the rules whose conditions on frames and callers the
-        stack meets; `wait_class`: by the general rules; `syscall`: "" if unknown; `comm`: "" if not `by_comm(met)`."""
+        """Return the first rule that fits a wait; None without one. `met`: set of the rules whose conditions on frames
+        and callers the stack meets. `wait_class`: by general rules. `syscall`, `comm`: "" if not known."""
         met |= self._without_frames
         while met:
             bit = (met & -met).bit_length() - 1
@@ -88,5 +88,5 @@ def _fits(rule: ProgramRule, wait_class: WaitClass, syscall: str, comm: str) -> 
 
 @functools.lru_cache(KEPT_NAMES)
 def fits(rules: str, function: str) -> bool:
-    """Return True if any of the rules matches the name of a function, with or without its suffixes."""
+    """Return True if a regular expression in `rules` matches a function's name, with or without its suffixes."""
     return matches(rules, DECORATION.sub("", function)) or matches(rules, function)

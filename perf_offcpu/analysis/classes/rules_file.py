@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read rules of programs from a user's file in TOML, one table `[[rule]]` per rule. The keys are the fields of
+"""Read rules on programs from a user's file in TOML, one table `[[rule]]` per rule. The keys are the fields of
 `ProgramRule`, with `class` for `wait_class` and `idle` for `for_work`; a list is a list of strings, or one string with
 blanks. Documentation/wait-classes.md has an example."""
 
@@ -72,7 +72,7 @@ def _rule(row: Any, where: str) -> ProgramRule:
 
 
 def _words(value: Any, where: str) -> str:
-    """Join a list of strings with blanks; return a string as it is."""
+    """Return a list of strings joined with blanks, a string as it is; raise UsageError, about `where`, for others."""
     words = value if isinstance(value, list) else [value]
     if not all(isinstance(word, str) for word in words):
         raise UsageError(f"{where} is neither a string nor a list of strings")

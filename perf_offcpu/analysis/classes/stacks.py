@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Apply the rules of `classes.wait_classes` and of programs to the functions of stacks. Each rule judges each function
-once; a stack has the value of its innermost kernel function that has one, or of the first wrapper near its leaf."""
+"""Apply the rules of `wait_classes` and of programs to the functions of stacks. Each rule judges each function once; a
+stack has the value of its innermost kernel function that has one, or of the first wrapper near its leaf."""
 
 import functools
 import itertools
@@ -27,7 +27,7 @@ _NO_SUFFIX = re.compile(r"(?!)")
 
 
 class Evidence(NamedTuple):
-    """Results of the rules for the functions of a stack; stacks with equal results share a tuple. -1: none matched."""
+    """Results of all rules for one stack; stacks with equal results share a tuple. -1: no function matched."""
 
     in_kernel: int  # WaitClass by functions of the kernel
     in_user: int  # WaitClass by wrappers
@@ -44,7 +44,7 @@ class Evidence(NamedTuple):
 
 
 def evidence_of_stacks(profile: Profile, programs: Rules) -> tuple[list[Evidence], I64]:
-    """Return the distinct evidences of all stacks, and int64[samples], the index of each sample's evidence in them."""
+    """Return the distinct evidences of a profile's stacks, and int64[samples]: the index of each sample's evidence."""
     first, of_sample = group(profile.samples.stack)
     stacks = profile.samples.stack[first]
     there = stacks >= 0
@@ -82,23 +82,23 @@ def _if(patterns: str) -> Callable[[str], int | None]:
 
 
 class _Stacks:
-    """Searches `stacks` (int64[n], rows in a profile's stacks), leaf first, for functions with a value by a rule."""
+    """Stacks (`stacks`: int64[n], rows in a profile's stacks), to be searched from the leaf on for known functions."""
 
     def __init__(self, profile: Profile, stacks: I64) -> None:
         self.profile, self.stacks = profile, stacks
         self.is_kernel, self.used = profile.frames.is_kernel(), used_frames(profile, stacks)
 
     def kernel(self, judge: Callable[[str], int | None]) -> I32:
-        """Return int32[n]: the first result of `judge` for kernel functions, leaf first; -1 without one."""
+        """Return int32[n]: what `judge` returns for the innermost kernel function for which it is not None; else -1."""
         return self._first(self._judged(judge, self.used & self.is_kernel, SYMBOL_SUFFIX))
 
     def user(self, judge: Callable[[str], int | None], depth: int = _WRAPPER_DEPTH) -> I32:
-        """Return int32[n] as `kernel`, but for user functions: the `depth` innermost of each stack."""
+        """Return int32[n]: as `kernel`, but for the `depth` innermost user functions of each stack."""
         return self._first(self._judged(judge, self.used & ~self.is_kernel, SYMBOL_SUFFIX), depth)
 
     def met_rules(self, programs: Rules) -> tuple[list[int], I32]:
-        """Return the rules of programs that each stack meets by its functions and their callers. The result is (sets,
-        set_of_stack): distinct sets of rules (bits), the last one empty; int32[n], index into sets."""
+        """Return the rules on programs whose conditions on frames and callers each stack meets, as (sets,
+        set_of_stack): distinct sets of rules (bits), the last one empty; int32[n], index in sets."""
         number_of_set: dict[int, int] = {}
 
         def number(rules: int) -> int:
@@ -124,7 +124,7 @@ class _Stacks:
         return [*sets, 0], set_of_stack.reshape(-1).astype(np.int32)
 
     def _callers(self, programs: Rules, nodes: I64) -> tuple[list[int], I32]:
-        """Return distinct sets of rules (bits), and int32[nodes], the set whose conditions the node's caller meets."""
+        """Return distinct sets of rules, and int32[nodes]: that whose conditions on callers the node's caller meets."""
         row_of_function = {0: 0}  # without a caller
 
         def of_caller(function: str) -> int:
@@ -146,7 +146,7 @@ class _Stacks:
         return values
 
     def _first(self, value_of_frame: I32, user_frames: int = 0) -> I32:
-        """Return int32[n]: first value >= 0 of each stack, leaf first, within `user_frames` user frames (0: all)."""
+        """Return int32[n]: the innermost value >= 0 of each stack, in its first `user_frames` user frames (0: all)."""
         node = innermost_node(self.profile, self.stacks, value_of_frame >= 0, user_frames)
         value: I32 = np.full(len(node), _NONE, np.int32)
         is_node = node >= 0
@@ -154,8 +154,8 @@ class _Stacks:
         return value
 
     def _every(self, value_of_node: I32) -> Bool:
-        """Return bool[n, v]: [i, value] is True if a node of stack i, from leaf to root, has this value; v is the
-        greatest value + 1. `value_of_node`: int32, of each node of the profile's stack tree; -1 none."""
+        """Return bool[n, v]: [i, value] is True if a node of stack i has this value; v is the greatest value + 1.
+        `value_of_node`: int32, of each node of the profile's stack tree; -1 none."""
         parent = self.profile.stacks.parent
         is_there = np.zeros((len(self.stacks), int(value_of_node.max(initial=_NONE)) + 1), np.bool_)
         live, node = np.arange(len(self.stacks)), self.stacks

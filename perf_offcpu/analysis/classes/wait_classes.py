@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Declare the wait classes: numbers here; meaning and rules in wait_classes.toml, whose head says how they are applied.
+"""The wait classes: numbers here; meaning and rules in wait_classes.toml, whose head says how they are applied.
 Options, reports, converters and Documentation/wait-classes.md are made from this table."""
 
 import enum
@@ -11,7 +11,7 @@ from perf_offcpu.tables import read_table
 
 
 class Work(enum.StrEnum):
-    """Condition on which a wait of a class is a wait for the next piece of work, as the waits of idle threads are."""
+    """Condition under which waits of a class are for the next piece of work, as those of idle threads are."""
 
     NEVER = enum.auto()
     ALWAYS = enum.auto()
@@ -20,7 +20,7 @@ class Work(enum.StrEnum):
 
 
 class Means(enum.IntEnum):
-    """Meaning of a futex by the name of the function of libc or Go's runtime that waits for it."""
+    """Meaning of a futex, by the name of the function of libc or Go's runtime that waits for it."""
 
     LOCK = 0  # a lock that threads hold, a barrier or a join: never for work
     CONDITION = 1  # a condition variable, or what parks a thread until another thread unparks it
@@ -28,7 +28,7 @@ class Means(enum.IntEnum):
 
 
 class ClassRow(NamedTuple):
-    """Row of the table of wait classes. Rules are regular expressions for whole names, separated by blanks."""
+    """Row of wait_classes.toml. Rules are regular expressions for whole names, separated by blanks."""
 
     meaning: str  # what the waiting thread needs, in words
     colour: str  # a GraphColor of Firefox profiler (src/types/profile.ts); all ten are in use: a new class shares one
@@ -52,7 +52,7 @@ class WaitClass(enum.IntEnum):
 
     @property
     def row(self) -> ClassRow:
-        """Return meaning, colour and rules."""
+        """Return the class's row of wait_classes.toml: meaning, colour and rules."""
         return _rows()[self]
 
 
@@ -100,7 +100,7 @@ _ENTRY = re.compile(r"(?:__(?:x64|ia32|arm64|riscv|s390x?|loongarch|se|do)_(?:co
 
 @functools.lru_cache(KEPT_NAMES)
 def class_of_function(name: str) -> WaitClass | None:
-    """Return the class that a function of the kernel means; None without a class."""
+    """Return the class of waits in a kernel function; None if the function has none."""
     return next((class_ for class_ in CLASSES if matches(class_.row.functions, name)), None)
 
 
@@ -117,7 +117,7 @@ def meaning_of_wrapper(name: str) -> Means | None:
 
 
 def syscall_of_function(name: str) -> str:
-    """Return the system call that a function of the kernel enters; "" for other functions."""
+    """Return the name of the system call that a kernel function is the entry of; "" for other functions."""
     match = _ENTRY.fullmatch(name)
     return match[1] if match else ""
 

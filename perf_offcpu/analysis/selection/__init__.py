@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which samples count: by event, thread, process, CPU, state, class, container and time."""
+"""Select samples: by event, thread, process, CPU, state, class, container and time."""

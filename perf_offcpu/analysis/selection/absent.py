@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Suggest values of a recording where a selection finds nothing: frequent names, PIDs or classes."""
+"""Suggest values that a recording has, where a selection finds nothing: frequent names, pids or classes."""
 
 from collections.abc import Callable, Iterator
 
@@ -60,7 +60,7 @@ def _without_match(profile: Profile, selection: Selection) -> Iterator[str]:
 
 
 def _absent_objects(profile: Profile, selection: Selection) -> Iterator[str]:
-    """Yield sentences about patterns that match no name of an object, and about addresses that match no lock."""
+    """Yield sentences on patterns that match no object's name, and on addresses at which no lock is."""
     samples, strings = profile.samples, profile.strings
     name, address = (np.append(column, 0)[samples.object] for column in (profile.objects.name, profile.objects.address))
     has_object = samples.object >= 0

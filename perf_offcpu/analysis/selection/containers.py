@@ -23,7 +23,7 @@ _SHOWN: Final = 12
 
 
 def container_of(path: str) -> str:
-    """Return the name of the innermost container, else unit of systemd, in the path of a control group; "" for none."""
+    """Return the name of the innermost container, else of the innermost systemd unit, in a cgroup's path; "": none."""
     elements = path.strip("/").split("/")
     for row, element in reversed(list(enumerate(elements))):
         if match := _ID.fullmatch(element):
@@ -38,7 +38,7 @@ def container_of(path: str) -> str:
 
 
 def is_container(path: str, name: str) -> bool:
-    """Return True if a control group is in container `name`: as shown, its name, or 4 or more digits of its id."""
+    """Return True if a cgroup is in container `name`: as `container_of` names it, or 4 or more digits of its id."""
     label = container_of(path)
     kind, _, own = label.rpartition(":")
     name = name.removeprefix(f"{kind}:")

@@ -56,7 +56,7 @@ class Selection:
 
 
 def select_samples(profile: Profile, selection: Selection) -> Profile:
-    """Return the profile with the chosen samples of all events. `losses` counts samples for which it is not known
+    """Return the profile with the samples, of all events, that match. `losses` counts samples for which it is not known
     whether they match, and idle threads left out."""
     unselected, profile = profile, profile.select(_of_threads(profile, selection))
     selected = _select_waits(profile, selection)
@@ -66,7 +66,7 @@ def select_samples(profile: Profile, selection: Selection) -> Profile:
 
 
 def selected_rows(profile: Profile, selection: Selection) -> Bool:
-    """Return bool[samples]: True for the samples that `select_samples` chooses."""
+    """Return bool[samples]: True for the samples that `select_samples` selects."""
     rows = _of_threads(profile, selection)
     if selection.windows:
         rows &= _in_time(profile, selection.windows)
@@ -76,7 +76,7 @@ def selected_rows(profile: Profile, selection: Selection) -> Bool:
 
 
 def _budgets(whole: Profile, selected: Profile, selection: Selection) -> Budget:
-    """Return the budgets of threads with selected samples, and of chosen threads without any samples."""
+    """Return the budgets of threads with selected samples, and of threads without samples that match the selection."""
     budget = whole.budget
     pairs = thread_ids(budget.pid, budget.tid)
     rows = ~is_among(pairs, distinct(thread_ids(whole.samples.pid, whole.samples.tid)))
@@ -109,7 +109,7 @@ def _select_waits(profile: Profile, selection: Selection) -> Profile:
 
 
 def _of_threads(profile: Profile, selection: Selection) -> Bool:
-    """Return bool[samples]: True if comm, pid, tid, CPU and cgroup each match the selection."""
+    """Return bool[samples]: True if comm, pid, tid, CPU, cgroup and container match the selection."""
     samples = profile.samples
     rows = np.ones(len(samples), np.bool_)
     if selection.comms:
@@ -130,7 +130,7 @@ def _is_any(column: NDArray[np.integer], numbers: Iterable[int]) -> Bool:
 
 
 def _container_ids(profile: Profile, names: Sequence[str]) -> list[int]:
-    """Return the ids of the cgroups of the named containers."""
+    """Return the ids of the cgroups of the named containers; raise UsageError for a name that no container has."""
     ids: list[int] = []
     for name in names:
         cgroups = [cgroup for cgroup, path in profile.cgroups.items() if is_container(path, name)]
@@ -143,7 +143,7 @@ def _container_ids(profile: Profile, names: Sequence[str]) -> list[int]:
 
 
 def _cgroup_ids(profile: Profile, names: Sequence[str]) -> list[int]:
-    """Return the ids of the named cgroups and of all cgroups below them."""
+    """Return the ids of the named cgroups and of all below them; raise UsageError for a name that no cgroup has."""
     ids: list[int] = []
     used = distinct(profile.samples.cgroup).tolist()
     for name in names:
@@ -171,15 +171,15 @@ def _with_note(profile: Profile, cause: LossCause, count: int) -> Profile:
 
 
 def _with_idle_noted(profile: Profile, idle: Bool) -> Profile:
-    """Return the profile with the number of idle threads and the time of their waits among its losses."""
+    """Return the profile with idle threads (`idle`: bool[samples]) and the time of their waits counted as losses."""
     waits = profile.select(idle & profile.is_offcpu()).samples
     profile = _with_note(profile, losses.IDLE_THREADS, len(group(waits.pid, waits.tid)[0]))
     return _with_note(profile, losses.IDLE_MS, round(int(waits.period.sum()) / 1e6))
 
 
 def _of_waits(profile: Profile, selection: Selection) -> tuple[Bool, Bool]:
-    """Return (chosen, idle), bool[samples]. chosen: waits that match the criteria on waits, and all other samples,
-    where `selection.idle` admits the thread. idle: samples of idle threads; all False if idle threads are shown."""
+    """Return (chosen, idle), bool[samples]. chosen: waits that match the criteria on waits, and all other samples; only
+    of threads that `selection.idle` admits. idle: samples of idle threads; all False if idle threads are shown."""
     samples = profile.samples
     rows, idle = np.ones(len(samples), np.bool_), np.zeros(len(samples), np.bool_)
     if selection.states:
@@ -216,7 +216,7 @@ def _of_objects(profile: Profile, selection: Selection) -> Bool:
 
 
 def _undecided_sums(profile: Profile, min_ns: int) -> int:
-    """Return the number of sums that may also hold waits below `min_ns`: of several waits, or of an unknown number."""
+    """Return the number of sums that may also hold waits below `min_ns`: of several waits or of an unknown number."""
     if not min_ns:
         return 0
     samples = profile.samples

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decode the task states of samples, a whole column at once: letter and meaning of each."""
+"""Task states of samples, a whole column at once: letter and meaning of each."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from perf_offcpu.model.recording import SampleFlag
 
 
 class State(NamedTuple):
-    """Task state: the letter that ps shows, "" if the scheduler has none, and its meaning."""
+    """Task state: the letter that ps shows ("" if it shows none), and the meaning."""
 
     letter: str
     words: str

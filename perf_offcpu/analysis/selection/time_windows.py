@@ -32,14 +32,14 @@ _SLICE = re.compile(_PERCENT + r"(?:/(\d{1,9}))?")
 
 @frozen
 class Window:
-    """Span of time in ns, or part of the recording. Both ends are included, but not the end of a part (`is_part`)."""
+    """Span of time in ns, or a part of the recording. Both ends are included, but not the end of a part (`is_part`)."""
 
     begin: Fraction | None  # None if it is open
     end: Fraction | None  # None if it is open
     is_part: bool = False  # begin, end: 0 (first sample) to 1 (last sample); the end is excluded unless it is 1
 
     def contains(self, times: I64, first_ns: int, last_ns: int) -> Bool:
-        """Return bool[n]: True for times (ns) in the window; `first_ns`, `last_ns`: bounds of the recording."""
+        """Return bool[n]: True for times (ns) in the window. `first_ns`, `last_ns`: first and last time recorded."""
         inside = times >= 0
         if self.begin is not None:
             inside &= times >= math.ceil(self._absolute(self.begin, first_ns, last_ns))
@@ -49,7 +49,7 @@ class Window:
         return inside
 
     def bounds(self, first_ns: int, last_ns: int) -> tuple[float, float]:
-        """Return (begin, end) in ns of the recording's clock; -inf or inf where the window is open."""
+        """Return (begin, end) in ns of the recording's clock; -inf or inf at an open end. Arguments: as `contains`."""
         edges = (self.begin, -math.inf), (self.end, math.inf)
         begin, end = (
             unknown if edge is None else float(self._absolute(edge, first_ns, last_ns)) for edge, unknown in edges
@@ -70,7 +70,7 @@ def parse_windows(text: str) -> tuple[Window, ...]:
 
 
 def in_windows(windows: tuple[Window, ...], times: I64, first_ns: int, last_ns: int) -> Bool:
-    """Return bool[n]: True for times (ns; -1 unknown) in any window. `first_ns`, `last_ns`: bounds of the recording."""
+    """Return bool[n]: True for times (ns; -1 unknown: False) in any window. Other arguments: as `Window.contains`."""
     inside = np.zeros(len(times), np.bool_)
     for window in windows:
         inside |= window.contains(times, first_ns, last_ns)

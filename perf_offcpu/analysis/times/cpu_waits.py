@@ -44,7 +44,7 @@ class CpuWaits:
         self.share: I64 = (self.queued.astype(np.float64) / wall * _SCALE).astype(np.int64)
 
     def of(self, track: I64, ns: I64) -> I64:
-        """Return int64[n]: the part of `ns` (time outside of waits) in which thread `track[i]` was preempted."""
+        """Return int64[n]: the part of ns[i], time of thread track[i] outside of waits, in which it was preempted."""
         high, low = np.divmod(ns, _SCALE)
         share = self.share[track]
         queued: I64 = high * share + low * share // _SCALE

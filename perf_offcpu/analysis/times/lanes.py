@@ -63,7 +63,7 @@ def task_lanes(profile: Profile) -> list[Lane]:
 
 
 def _of_tasks(loop: EventLoop) -> Iterator[tuple[_Key, _Span]]:
-    """Yield the key of a lane, and a span, of each task of an event loop's reading."""
+    """Yield (key of its lane, span) for each task in a reading of an event loop."""
     for group in groups_of(loop) if all(task.name != GOROUTINES for task in loop.tasks) else ():
         text = {RUNNING: "runs, and blocks the loop"}.get(group.waits_for, group.waits_for)
         text += f" in {group.function}" if group.function else ""
@@ -75,7 +75,7 @@ def _of_tasks(loop: EventLoop) -> Iterator[tuple[_Key, _Span]]:
 
 
 def _of_goroutines(loops: list[EventLoop]) -> Iterator[tuple[_Key, _Span]]:
-    """Yield (key of a lane, span) for each reading, awaited thing and function of goroutines."""
+    """Yield (key of its lane, span) for each reading, awaited thing and function of goroutines."""
     sums: Counter[tuple[int, int, int, tuple[str, str]]] = Counter()
     for loop in loops:
         for task in loop.tasks:
@@ -92,7 +92,7 @@ def _kind(waits_for: str) -> str:
 
 
 def _joined(spans: list[_Span]) -> list[_Span]:
-    """Return the spans without overlap; successive spans with the same texts are merged."""
+    """Return the spans of a lane without overlap; successive ones with the same texts are merged."""
     joined: list[_Span] = []
     for begin, end, *texts in spans:
         last_end = joined[-1][1] if joined else 0

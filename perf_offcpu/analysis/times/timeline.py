@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Place samples in time: begin and end of each, and the track of its thread. A wait ends at its sample's time and began
-`period` ns earlier. Three kinds of samples have a weight but no place: sums of many waits, samples without a time, and
-on-CPU samples, which are moments. Times that converters write count from the first begin of a wait or moment
-(`Timeline.origin_ns`), so that nanoseconds stay exact in doubles."""
+`period` ns earlier. Sums of waits and samples without a time have a weight but no place; on-CPU samples are moments.
+Times that converters write count from the first begin of a wait or moment (`Timeline.origin_ns`), so that nanoseconds
+stay exact in doubles."""
 
 from dataclasses import replace
 
@@ -70,7 +70,7 @@ def timeline_of(profile: Profile) -> Timeline:
 
 
 def with_origin(timeline: Timeline, origin_ns: int) -> Timeline:
-    """Return the timeline with times since `origin_ns` (recording's clock), which is not after its present origin."""
+    """Return the timeline with times since `origin_ns`, recording's clock, which is not after its present origin."""
     later = np.where(timeline.placed, timeline.origin_ns - origin_ns, 0)
     begin_ns, end_ns = timeline.begin_ns + later, timeline.end_ns + later
     return replace(timeline, begin_ns=begin_ns, end_ns=end_ns, origin_ns=origin_ns)
@@ -87,7 +87,7 @@ def comm_of(profile: Profile, tid: int) -> str:
 
 
 def process_names(profile: Profile, tracks: list[Track]) -> dict[int, str]:
-    """Return pid → name: the name of the main thread, else of the process's first thread in `tracks`."""
+    """Return pid → name: the comm of the process's main thread, else of its first thread in `tracks`."""
     names: dict[int, str] = {}
     for track in tracks:
         if track.tid == track.pid:

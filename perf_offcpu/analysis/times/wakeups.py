@@ -17,9 +17,8 @@ _MARK_NS = 1_000
 
 
 def with_wakers(profile: Profile, timeline: Timeline) -> tuple[list[Track], I64]:
-    """Return the tracks of sleepers and wakers together, and the waker of each sample. The result is (tracks, waker):
-    the tracks of the timeline, then tracks without samples of threads that only woke others; int64[n], the track of the
-    thread that woke each sleeper, -1 if unknown."""
+    """Return (tracks, waker): the tracks of the timeline, then new ones for threads that have no samples but woke
+    others; int64[samples], the track of the thread that woke each sleeper, -1 if unknown."""
     samples = profile.samples
     tracks = list(timeline.tracks)
     of_ids = {(track.pid, track.tid): row for row, track in enumerate(tracks)}
@@ -40,7 +39,7 @@ def with_wakers(profile: Profile, timeline: Timeline) -> tuple[list[Track], I64]
 
 @mutable
 class Wakeups:
-    """Wake-ups that ended the waits of n samples, as columns, and the k arrows to draw."""
+    """Wake-ups that ended the waits of n samples, as columns, and k arrows to draw."""
 
     tracks: list[Track]  # the tracks of the timeline, then those of threads that only woke others
     waker: I64  # int64[n], the track of the waker; -1 unknown
@@ -72,8 +71,8 @@ def queued_ns(samples: ProfileSamples, timeline: Timeline) -> I64:
 
 
 def mark_lengths(timeline: Timeline, queued_ns: I64, track: I64, at_ns: I64) -> I64:
-    """Return int64[k]: ns from each `at_ns` (begin of a mark on `track`) to before the next begin, wake-up or end of a
-    wait, or mark, on that track; at most _MARK_NS. `queued_ns`: int64[samples], as returned by `queued_ns`."""
+    """Return int64[k]: ns of each mark, which begins at at_ns[i] on track[i] and ends before the next mark, or begin,
+    wake-up or end of a wait there; at most _MARK_NS. `queued_ns`: int64[samples], by the function `queued_ns`."""
     rows = np.flatnonzero(timeline.waits)
     rows = rows[stable_order(timeline.track[rows])]
     edges = np.empty(3 * len(rows), np.int64)
@@ -98,7 +97,7 @@ def mark_lengths(timeline: Timeline, queued_ns: I64, track: I64, at_ns: I64) -> 
 
 
 def _with_short_gaps(times: I64) -> I64:
-    """Return `times` from 0 on, with gaps between adjacent times cut to at most _MARK_NS + 1 ns."""
+    """Return `times`, shifted to begin at 0, with gaps between neighbours cut to at most _MARK_NS + 1 ns."""
     ascending = distinct(times)
     gaps = np.minimum(np.diff(ascending), _MARK_NS + 1)
     return np.append(0, np.cumsum(gaps))[np.searchsorted(ascending, times)]
@@ -118,7 +117,7 @@ class WakerGraph:
 
 
 def waker_graph_of(profile: Profile, per_thread: bool) -> WakerGraph:
-    """Return the graph of off-cpu samples with known wakers. A node is a thread (`per_thread`), or all of one comm."""
+    """Return the graph of off-cpu samples with known wakers. A node is a thread (`per_thread`), or all of a comm."""
     samples, timeline = profile.samples, timeline_of(profile)
     tracks, waker = with_wakers(profile, timeline)
     names = [f"{track.comm}-{track.pid}/{track.tid}" if per_thread else track.comm for track in tracks]

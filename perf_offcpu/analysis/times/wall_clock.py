@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make wall-clock profiles: on-CPU and off-CPU samples together, in ns.
 
-Events that count time are in ns already. Each sample taken at a frequency (`-F 99 -e cycles`) stands for a
-fixed time, 10^9 / frequency ns. Samples taken after a number of occurrences have no time. Of several on-CPU
-events only one is added, because otherwise a thread would run twice at a time: the first event that counts
-time, else the first with a frequency.
+Events that count time are in ns already. Each sample taken at a frequency (`-F 99 -e cycles`) stands for a fixed time,
+10^9 / frequency ns. Samples taken after a number of occurrences have no time. Of several on-CPU events only one is
+added, because otherwise a thread would run twice at a time: the first event that counts time, else the first with a
+frequency.
 
-Unless preemption was recorded as waits, only the budgets of threads tell how long it was. That time is
-divided evenly among the stacks of a thread's on-CPU samples: where it ran, it was preempted.
+Unless preemption was recorded as waits, only the budgets of threads tell how long it was. That time is divided evenly
+among the stacks of a thread's on-CPU samples: where it ran, it was preempted.
 
-Stacks of event loops' waits get a further leaf, what their tasks await, if readings tell it (`task_times`)."""
+Stacks of event loops' waits get a further leaf, the thing that their tasks await, if it was read (`task_times`)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,7 +32,7 @@ _NS_PER_S = 10**9
 def wall_clock(profile: Profile, names: Sequence[str] = (), *, whole_lives: bool = False) -> Profile:
     """Return the samples of waits and of one on-CPU event, with weights in ns. `names`: events to use in place of all
     off-CPU events and the one on-CPU event. `whole_lives`: the profile has all samples of each thread; add waits for a
-    CPU from their budgets. Raises UsageError: an event does not exist, or has no time."""
+    CPU from their budgets. Raise UsageError if an event does not exist, or has no time."""
     chosen = event_rows(profile, names).tolist() if names else _usual(profile)
     hopeless = [profile.evsels[row].name for row in chosen if not _sample_ns(profile.evsels[row])]
     if hopeless:
@@ -72,7 +72,7 @@ def _with_preemption(profile: Profile) -> Profile:
 
 def _usual(profile: Profile) -> list[int]:
     """Return rows in evsels, of events with samples: all off-cpu events, and the first on-CPU event that counts time,
-    else that was sampled at a frequency, else the first on-CPU event."""
+    else the first one sampled at a frequency, else the first."""
     offcpu: list[int] = distinct(profile.samples.evsel[profile.is_offcpu()]).tolist()
     oncpu = [row for row in distinct(profile.samples.evsel).tolist() if row >= 0 and row not in offcpu]
     fitting = [row for row in oncpu if profile.evsels[row].unit == "ns"]
@@ -81,7 +81,7 @@ def _usual(profile: Profile) -> list[int]:
 
 
 def _sample_ns(event: Evsel) -> int:
-    """Return the ns of each sample, taken at a frequency; 1 if the event's periods are ns already; 0 if unknown."""
+    """Return the ns that a sample taken at a frequency stands for; 1 if the event's periods are ns; 0 if not known."""
     if event.unit == "ns":
         return 1
     attr = event.attr
