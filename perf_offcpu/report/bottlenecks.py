@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find the bottlenecks of a cascade: the threads and devices where most waiting time ends, with stacks. Waits for a CPU
-end at [CPU] and are summed from the threads' budgets. Timers rank without sleepers' own waits, which hold up no
-other."""
+end at [CPU] and are summed from the threads' budgets. Timers rank without the time of plain sleeps, which hold up no
+other thread."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -40,7 +40,7 @@ class StackHeld(HeavyStack):
 
 @frozen
 class Bottleneck:
-    """One end of chains of waits, and their time: a comm, a device, or a group of comms that wait for each other."""
+    """End of chains of waits, with their time: a comm, a device, or a group of comms that wait for each other."""
 
     members: tuple[str, ...]
     is_knot: bool  # it waited for no other component
@@ -53,13 +53,13 @@ class Bottleneck:
 
     @property
     def held_ns(self) -> int:
-        """Return the ns of the waits that end in the component."""
+        """Return the ns of all waits that end in the bottleneck."""
         return sum(self.held.values())
 
 
 @frozen
 class Bottlenecks:
-    """Holds the bottlenecks with the largest weight (ns), and sums of the bottlenecks that are not shown."""
+    """The bottlenecks in which most waits end, and sums of those that are not shown."""
 
     source: str
     total_ns: int  # of all waits, those for a CPU included
@@ -72,7 +72,7 @@ class Bottlenecks:
 
 
 def bottlenecks_of(profile: Profile, timeline: Timeline, cascade: Cascade, budget: Budget | None = None) -> Bottlenecks:
-    """Return the heaviest components of the wait-for graph. `budget`: of threads whose waits for a CPU count."""
+    """Return the heaviest bottlenecks of a cascade. `budget`: of the threads whose waits for a CPU count."""
     graph = graph_of(cascade, "", per_thread=False, min_share=MIN_SHARE)
     parts = [component for component in components(graph) if component.held > 0]
     stacks, for_cpu = _Stacks(profile, timeline, cascade), _waits_for_cpu(profile, budget or Budget())
@@ -95,13 +95,13 @@ def bottlenecks_of(profile: Profile, timeline: Timeline, cascade: Cascade, budge
 
 
 def _slept(name: str, graph: Any) -> int:
-    """Return the ns of threads' own waits for the node `name`, if it is a timer; else 0."""
+    """Return the ns of threads' own waits for node `name` of the graph if it is a timer, else 0."""
     edges = graph.in_edges(name, data="waited") if name in _TIMERS else ()
     return sum(waited for _, _, waited in edges)
 
 
 def _waits_for_cpu(profile: Profile, budget: Budget) -> list[Bottleneck]:
-    """Return the CPUs as a bottleneck; [] if no thread waited for a CPU."""
+    """Return [CPU] as a bottleneck, in a list; [] if no thread of the budget waited for a CPU."""
     waited = budget.runnable_ns + budget.preempted_ns
     if not waited.any():
         return []
@@ -156,7 +156,7 @@ class _Stacks:
         self._bare -= sum_by(label_of[track], parts, len(labels))
 
     def of(self, members: tuple[str, ...]) -> tuple[list[StackHeld], int, int]:
-        """Return (heaviest stacks of the nodes `members`, ns in their other stacks, ns of running without a sample)."""
+        """Return (heaviest stacks of nodes `members`, ns in their other stacks, ns of running without a sample)."""
         numbers = [self._label[member] for member in members]
         is_own, stacks = np.isin(self._of, numbers), list[StackHeld]()
         for state in (Held.WAITING, Held.RUNNING):
@@ -170,7 +170,7 @@ class _Stacks:
 
 
 def document(bottlenecks: Bottlenecks) -> dict[str, Any]:
-    """Return the bottlenecks as dicts, lists, integers and printable texts; times in ns."""
+    """Return the bottlenecks as dicts, lists, integers and printable texts, for `--json`; times in ns."""
     return {
         "version": VERSION,
         **fields(bottlenecks, "recording=source total=total_ns unplaced=unplaced_ns"),
@@ -207,7 +207,7 @@ _NAMES = 4
 
 
 def render(bottlenecks: Bottlenecks, style: Style) -> Iterator[str]:
-    """Return the lines of the report, without line ends."""
+    """Yield the lines of the report, without line ends."""
     yield say.comment(f"Recording: {bottlenecks.source or '-'}")
     total = say.exact_amount(bottlenecks.total_ns, "ns", style)
     yield say.comment(f"Bottlenecks: where {total} of threads' waits end, those for a CPU included")

@@ -24,7 +24,7 @@ BLOCKED = "blocked"  # the key that sorts the rows of a table by time blocked, w
 
 @frozen
 class GroupRow:
-    """Sum of the samples with the same values of some keys."""
+    """Samples with the same values of some sort keys, in sum."""
 
     values: tuple[str, ...]  # printable, in the order of the keys
     total: Total
@@ -34,7 +34,7 @@ class GroupRow:
 
 @frozen
 class GroupTable:
-    """Sums of samples by some keys, heaviest first, or longest blocked first."""
+    """Sums of samples by some sort keys, heaviest first, or longest blocked first."""
 
     keys: tuple[str, ...]
     rows: list[GroupRow]
@@ -44,7 +44,7 @@ class GroupTable:
 
 
 def group_table(profile: Profile, waits: Waits, keys: Sequence[str], limit: int | None = None) -> GroupTable:
-    """Sum samples by `keys` of `callpaths.keys`. The key BLOCKED only sorts rows; if it is alone, rows are by class."""
+    """Sum samples by sort keys (`callpaths.keys`), at most `limit` rows. BLOCKED only sorts; if alone, by class."""
     samples, by_blocked = profile.samples, BLOCKED in keys
     keys = [key for key in keys if key != BLOCKED] or ["class"]
     made = [column_of(key, profile, waits) for key in keys]
@@ -66,7 +66,7 @@ def group_table(profile: Profile, waits: Waits, keys: Sequence[str], limit: int 
 
 @frozen
 class FunctionRow:
-    """Sums of a function over all threads, or of a mark such as "[truncated]"."""
+    """Sums of a function, or of a mark such as "[truncated]", over all threads."""
 
     name: Name
     inclusive: int  # weight of the samples that have it on their stack; recursion counts nothing twice
@@ -82,7 +82,7 @@ class FunctionTable:
 
 
 def function_table(subject: Profile, limit: int | None = None) -> FunctionTable:
-    """Return the functions on the stacks of a profile, the largest inclusive weight first, at most `limit`."""
+    """Return the functions on the stacks of a profile, at most `limit`, the largest inclusive weight first."""
     calls = calls_of(subject, PathOptions(), np.ones(len(subject.samples), np.bool_))
     order = np.lexsort((np.arange(len(calls.names)), -calls.own, -calls.inclusive))
     rows = [
@@ -94,7 +94,7 @@ def function_table(subject: Profile, limit: int | None = None) -> FunctionTable:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Sum of the single waits of lengths from `low` to below `high` (ns; None: no limit)."""
+    """Single waits of lengths from `low` to below `high`, in sum; ns, None: no limit."""
 
     low: int
     high: int | None
@@ -104,7 +104,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Waits of a report by length; samples that are sums of waits are in `sums` and `summed` only."""
+    """Single waits by length; samples that are sums of waits are in `sums` and `summed` only."""
 
     buckets: list[Bucket]  # ascending; the first and the last are not empty, those between may be
     sums: int  # number of samples that are sums
@@ -112,7 +112,7 @@ class Histogram:
 
 
 def histogram(samples: ProfileSamples) -> Histogram:
-    """Return the number and weight of off-cpu samples by length."""
+    """Return the number and weight of single waits by length."""
     is_sum = samples.has(SUM_FLAGS)
     length = samples.length_ns()[~is_sum]
     bucket = np.searchsorted(np.array(EDGES, np.int64), np.maximum(length, 0), side="right") - 1
@@ -126,7 +126,7 @@ def histogram(samples: ProfileSamples) -> Histogram:
 
 @frozen
 class HeavyStack:
-    """Sum of the samples of one comm with one stack."""
+    """Samples of one comm with one stack, in sum."""
 
     comm: str
     frames: tuple[Name, ...]  # root first
@@ -139,7 +139,7 @@ class HeavyStack:
 
 
 def heavy_stacks(profile: Profile, rows: I64, weight: I64, most: int) -> list[HeavyStack]:
-    """Return the `most` heaviest stacks of the samples `rows`, heaviest first. `weight`: int64[rows], of each row."""
+    """Return the `most` heaviest stacks of the samples `rows`, heaviest first. `weight`: int64[n], of `rows`."""
     tree = build_paths(profile.select(rows), PathOptions())
     total = sum_by(tree.of_sample.astype(np.int64), weight, len(tree))
     nodes = np.argsort(-total, kind="stable")[:most]
@@ -150,7 +150,7 @@ def heavy_stacks(profile: Profile, rows: I64, weight: I64, most: int) -> list[He
 
 @frozen
 class Oversleep:
-    """Time by which sleeps that were not interrupted lasted longer than asked; ns."""
+    """Sleeps that lasted longer than asked; times in ns."""
 
     sleeps: int  # number of sleeps that were not interrupted
     median: int  # time over the time asked for

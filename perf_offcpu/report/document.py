@@ -144,7 +144,7 @@ def _object(row: ObjectRow) -> dict[str, Any]:
 
 
 def lock_fields(lock: LockRow) -> dict[str, Any]:
-    """Return a lock as the fields of a JSON document; `role` says whether its hands are holders or releasers."""
+    """Return a lock as fields of a document; `role` says whether `hands` are threads that held or released it."""
     counts = fields(lock, "queue hand_overs changed weight_known weight_unknown waiting_in")
     hands = [
         fields(hand, "comm pid tid weight times function") | {"frames": list(map(frame, hand.frames))}
@@ -154,7 +154,7 @@ def lock_fields(lock: LockRow) -> dict[str, Any]:
 
 
 def deadlock_fields(circles: list[list[DeadThread]]) -> dict[str, Any]:
-    """Return circles of waiting threads as `timed_circles`, if any wait has a timeout, and else as `deadlocks`."""
+    """Return circles of waiting threads as fields of a document: `timed_circles` have a timeout, `deadlocks` none."""
     columns = "comm pid tid lock function weight began_before asked_ns is_over"
     documents: dict[str, Any] = {"deadlocks": [], "timed_circles": []}
     for circle in circles:

@@ -51,7 +51,7 @@ def report_of(profile: Profile, limit: int | None) -> LockReport:
 
 
 def document(report: LockReport) -> dict[str, Any]:
-    """Return the report as dicts, lists, integers and printable texts."""
+    """Return the report as dicts, lists, integers and printable texts, for `--json`."""
     table = report.table
     return {
         "version": VERSION,
@@ -65,7 +65,7 @@ def document(report: LockReport) -> dict[str, Any]:
 
 
 def render(report: LockReport, style: Style) -> Iterator[str]:
-    """Return the lines of the report, without line ends."""
+    """Yield the lines of the report, without line ends."""
     yield say.comment(f"Recording: {report.source or '-'}")
     yield "#"
     yield from map(say.comment, wrapped([*map(sentence_of, report.deadlocks), _sentence(report, style)]))
@@ -114,7 +114,7 @@ def _waiting_in(lock: LockRow) -> str:
 
 
 def _hands(lock: LockRow, style: Style) -> Iterator[str]:
-    """Yield the lines of a lock's holders, or releasers, with the stacks in which they released it."""
+    """Yield the lines of the threads that held (or released) a lock, with the stacks in which they released it."""
     hands, functions = lock.hands, [hand.function for hand in lock.hands]
     if not hands:
         return
@@ -138,7 +138,7 @@ def _hands(lock: LockRow, style: Style) -> Iterator[str]:
 
 
 def _rest(lock: LockRow, style: Style) -> Iterator[str]:
-    """Yield lines on wait time without a row: holder or releaser unknown, time after the wake-up."""
+    """Yield texts about parts of the weight that no thread of the table has: holder unknown, time after the wake-up."""
     total = lock.row.total.weight
     rest = total - lock.weight_known - lock.weight_unknown
     parts = (

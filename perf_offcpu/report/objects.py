@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sum the waits for each object: weight, number of threads, and the threads that held or released it. Objects of one
 name are one row. The weight of a holder is the time of waits while it held the lock (`analysis.holders`). If the
-recorder did not read the words of locks (`--lock-owners`), the threads that ended the waits are shown, with the whole
-time of these."""
+recorder did not read the words of locks (`--lock-owners`), the threads that ended the waits are shown, with the time of
+these waits, as a whole."""
 
 import numpy as np
 
@@ -33,7 +33,7 @@ _INTERRUPT = -2
 
 @frozen
 class ObjectRow:
-    """Sum of the waits for one object, and who held or released it."""
+    """Waits for one object in sum, and the comms of the threads that held it or ended the waits."""
 
     name: str
     kind: str  # of `ObjectKind`, in lower case
@@ -56,7 +56,7 @@ class ObjectTable:
 
 @frozen
 class Hand:
-    """Thread that held a lock, or released it, while others waited."""
+    """Thread that held a lock, or released it, while other threads waited."""
 
     comm: str
     pid: int
@@ -69,7 +69,7 @@ class Hand:
 
 @frozen
 class LockRow:
-    """Waits for one lock in sums: the object's row, its queue, its holders or releasers."""
+    """Waits for one lock in sum: the object's row, its queue, its holders or releasers."""
 
     row: ObjectRow
     queue: int  # most threads that waited at one time
@@ -84,7 +84,7 @@ class LockRow:
 
 @frozen
 class LockTable:
-    """Sums of the waits for the largest locks, heaviest first."""
+    """Waits for the largest locks in sum, heaviest first."""
 
     rows: list[LockRow]
     more: tuple[int, int]  # (locks, weight) over the limit
@@ -93,7 +93,7 @@ class LockTable:
 
 @mutable
 class _Hands:
-    """Times for which threads held objects: `is_held` has a row per object, other columns one per (object, tid)."""
+    """Times for which threads held objects, as columns: one row per (object, tid); of `is_held` one per object."""
 
     is_held: Bool  # bool[objects], True if any wait for the object has a known holder
     of: I64  # rank of the object in `_Objects`
@@ -104,7 +104,7 @@ class _Hands:
 
 
 class _Objects:
-    """Groups samples by the name of their object, heaviest first."""
+    """Samples grouped by the name of their object, heaviest first."""
 
     def __init__(
         self, profile: Profile, waits: Waits, holders: Holders, limit: int | None, rows: I64, idle: Bool
@@ -126,7 +126,7 @@ class _Objects:
         self.held = self._held(places_of(names[first[kept]].astype(np.int64), len(profile.strings)))
 
     def rows(self) -> list[ObjectRow]:
-        """Return the row of each object."""
+        """Return the row of each object that is kept."""
         objects, strings, samples, number = self.profile.objects, self.profile.strings, self.samples, self.number
         thing = samples.object[self.first]
         classes = sums_by_label(
@@ -157,7 +157,8 @@ class _Objects:
         ]
 
     def _held(self, rank_of_name: I64) -> _Hands:
-        """Return the holding times of the kept objects. `rank_of_name`: int64[strings], rank of object; -1 not kept."""
+        """Return the times for which threads held kept objects. `rank_of_name`: int64[strings], rank of object or
+        -1."""
         with_holder = self.of[(self.holders.held >= 0) & (self.of >= 0)]
         is_held = np.bincount(with_holder, minlength=self.number) > 0
         time = held_time(self.profile, self.holders, np.append(is_held, False)[self.of])
@@ -186,12 +187,12 @@ class _Objects:
 
 
 def _comms(profile: Profile, tid: I64 | I32, time_ns: I64) -> I64:
-    """Return int64[n]: row in strings of the comm of each tid at `time_ns`; -1 for tid -1."""
+    """Return int64[n]: row in strings of the comm that each tid had at `time_ns`; -1 for tid -1."""
     return np.where(tid < 0, -1, profile.comms_at(tid.astype(np.int32), time_ns))
 
 
 def object_table(profile: Profile, waits: Waits, holders: Holders, limit: int | None = None) -> ObjectTable:
-    """Return the objects that the samples of a profile waited for; objects with only waits for work come last."""
+    """Return the objects that samples of a profile waited for; objects with only waits for work come last."""
     samples = profile.samples
     has_object = samples.object >= 0
     objects = _Objects(profile, waits, holders, limit, np.flatnonzero(has_object), waits.for_work)
@@ -201,7 +202,7 @@ def object_table(profile: Profile, waits: Waits, holders: Holders, limit: int | 
 def lock_table(
     profile: Profile, waits: Waits, holders: Holders, limit: int | None, hand_limit: int | None, idle: Bool
 ) -> LockTable:
-    """Return the locks that the samples of a profile waited for, with at most `hand_limit` holders of each. `idle`:
+    """Return the locks that the samples of a profile waited for, each with at most `hand_limit` holders. `idle`:
     bool[samples], waits of idle threads: locks for which only idle threads wait come last."""
     samples = profile.samples
     kind = np.append(profile.objects.kind, np.uint16(0))[samples.object]
@@ -239,7 +240,7 @@ def lock_table(
 
 
 def _hands(profile: Profile, holders: Holders, objects: _Objects) -> list[list[Hand]]:
-    """Return for each object the threads that held it, else (no holder known) that released it, heaviest first."""
+    """Return, for each object, its holders, heaviest first; if none is known, the threads that released it."""
     samples, strings, held, object_of = profile.samples, profile.strings, objects.held, objects.of
     hands: list[list[Hand]] = [[] for _ in range(objects.number)]
     released = np.flatnonzero((object_of >= 0) & (holders.released >= 0))
@@ -269,7 +270,7 @@ def _hands(profile: Profile, holders: Holders, objects: _Objects) -> list[list[H
 
 
 def _heaviest_stack(group_of: I64, stack: I64, weight: I64, groups: int) -> I64:
-    """Return int64[groups]: row of the stack with most weight of each group; -1 for none."""
+    """Return int64[groups]: the stack with most weight of each group; -1 for none. `stack`: int64[n], row, -1 none."""
     result = np.full(groups, -1, np.int64)
     rows = np.flatnonzero(stack >= 0)
     first, pair = group(group_of[rows], stack[rows])

@@ -47,7 +47,7 @@ class PathReport:
         return self.end_ns - self.begin_ns
 
     def spent_ns(self, doing: Doing) -> int:
-        """Return the ns of the path in a state, over all threads."""
+        """Return the ns that threads of the path spent in a state."""
         return sum(row.ns for row in self.rows if row.doing == doing)
 
 
@@ -75,7 +75,7 @@ def report_of(profile: Profile, timeline: Timeline, path: CriticalPath) -> PathR
 
 
 def document(report: PathReport) -> dict[str, Any]:
-    """Return the report as dicts, lists, integers and printable texts; times in ns."""
+    """Return the report as dicts, lists, integers and printable texts, for `--json`; times in ns."""
     return {
         "version": VERSION,
         "recording": printable(report.source),
@@ -96,7 +96,7 @@ def document(report: PathReport) -> dict[str, Any]:
 
 
 def render(report: PathReport, style: Style, limit: int | None) -> Iterator[str]:
-    """Return the lines of the report, without line ends. `limit`: most rows of each table; None for all."""
+    """Yield the lines of the report, without line ends. `limit`: most rows of each table; None: all."""
     name = thread_label(report.comm, report.pid, report.tid)
     seconds = f"{report.begin_ns / 1e9:.6f} to {report.end_ns / 1e9:.6f} s"
     yield say.comment(f"Recording: {report.source or '-'}")

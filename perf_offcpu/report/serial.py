@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the functions that run while few threads of a program run, and waits at whose end one thread alone ran."""
+"""Find the functions that run while few threads of a program run, and waits at whose end only one thread ran."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -34,7 +34,7 @@ _FIXED = 1 << 20
 
 @frozen
 class SerialRow:
-    """Sum of the time in which threads of one comm ran in one function; ns."""
+    """Time in which threads of one comm ran in one function, in sum; ns."""
 
     comm: str
     function: str  # NOT_SAMPLED for threads without CPU samples, FOR_CPU for the time of preemption
@@ -45,7 +45,7 @@ class SerialRow:
 
 @frozen
 class LoneWaits:
-    """Sum of the waits with the same comm, class, function and waker at whose end a single thread ran; ns."""
+    """Waits of one comm, class, function and waker at whose end a single thread ran, in sum; ns."""
 
     comm: str
     wait_class: str
@@ -74,12 +74,12 @@ class SerialReport:
 
     @property
     def total_ns(self) -> int:
-        """Return the length of the window without pauses."""
+        """Return the length of the window without pauses, ns."""
         return sum(self.levels)
 
     @property
     def paused_ns(self) -> int:
-        """Return the time of pauses in the window."""
+        """Return the time of pauses in the window, ns."""
         return self.end_ns - self.begin_ns - self.total_ns
 
 
@@ -87,7 +87,7 @@ def serial_of(
     profile: Profile, timeline: Timeline, chosen: Bool, window: tuple[int, int] | None, stacks: int
 ) -> SerialReport:
     """Return the report on when few threads of a program ran. `chosen`: bool[tracks of the timeline], the program's
-    threads. `window`: (begin, end) in the recording's clock; default: the program's life. `stacks`: most of them."""
+    threads. `window`: (begin, end) of the recording's clock; None: the program's life. `stacks`: most stacks."""
     origin, samples = timeline.origin_ns, profile.samples
     table = WaitTable(profile, timeline)
     since_origin = None if window is None else (window[0] - origin, window[1] - origin)
@@ -109,7 +109,7 @@ def serial_of(
 
 
 def _preempted(profile: Profile, timeline: Timeline, chosen: Bool, recorded_ns: int) -> int:
-    """Return the ns of preemption in the budgets of the threads less `recorded_ns`, the part recorded as waits."""
+    """Return the ns of preemption in the budgets of chosen threads, without `recorded_ns`, which are in waits."""
     budget = profile.budget
     tracks = [timeline.tracks[row] for row in np.flatnonzero(chosen).tolist()]
     ids = {(track.pid, track.tid) for track in tracks}
@@ -122,7 +122,8 @@ def _sampled(
     profile: Profile, timeline: Timeline, table: WaitTable, parallelism: Parallelism, chosen: Bool
 ) -> tuple[I64, I64, I64, I64]:
     """Divide the time of each thread among its CPU samples; a sample gets more, the fewer threads ran at its moment.
-    Return (row, track, ns of `SerialRow.weight`, of `SerialRow.alone`) of k samples, int64[k] each, by track."""
+    Return int64[k] four times, by track: row of a CPU sample, its track, its ns of `SerialRow.weight` and of
+    `alone`."""
     rows = of_one_event(profile, np.flatnonzero(timeline.moments & chosen[timeline.track]))
     moment, track = timeline.begin_ns[rows], timeline.track[rows]
     moment_of, wait = table.overlapping(track, moment, moment + 1)
@@ -167,7 +168,7 @@ def _rows(
 
 
 def _lone_waits(profile: Profile, table: WaitTable, parallelism: Parallelism, chosen: Bool) -> list[LoneWaits]:
-    """Return the summed waits of chosen threads at whose end one thread ran, by `LoneWaits.one`, descending."""
+    """Return waits of the chosen threads at whose end a single thread ran, in sums, by `LoneWaits.one`, descending."""
     is_chosen = np.append(chosen, np.zeros(len(table.tracks) - len(chosen), np.bool_))[table.track]
     before = parallelism.numbers_at(table.queued - 1)
     ends = (table.queued > parallelism.begin) & (table.queued <= parallelism.end) & (table.queued > table.begin)
@@ -205,7 +206,7 @@ _WAITS = "comm class=wait_class function waker waits time=waited one_running=one
 
 
 def document(report: SerialReport) -> dict[str, Any]:
-    """Return the report as dicts, lists, integers and printable texts; times in ns."""
+    """Return the report as dicts, lists, integers and printable texts, for `--json`; times in ns."""
     times = "begin_ns end_ns total=total_ns paused=paused_ns"
     return {
         "version": VERSION,
@@ -224,7 +225,7 @@ _LEVELS = 8
 
 
 def render(report: SerialReport, style: Style, limit: int | None) -> Iterator[str]:
-    """Return the lines of the report, without line ends. `limit`: most rows of each table; None for all."""
+    """Yield the lines of the report, without line ends. `limit`: most rows of each table; None: all."""
     seconds = f"{report.begin_ns / 1e9:.6f} to {report.end_ns / 1e9:.6f} s"
     total = say.exact_amount(report.total_ns, "ns", style)
     yield say.comment(f"Recording: {report.source or '-'}")

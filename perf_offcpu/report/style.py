@@ -29,16 +29,16 @@ class Style:
 
     @property
     def order(self) -> str:
-        """Return `leaf first` or `root first`, as titles of stacks say."""
+        """Return `leaf first` or `root first`, for titles above stacks."""
         return "leaf first" if self.leaf_first else "root first"
 
     def paint(self, code: str, text: str) -> str:
-        """Return the text in a colour, if colours are on and the code is not ""."""
+        """Return the text between an escape `code` and RESET; unchanged if colours are off or the code is ""."""
         return f"{code}{text}{RESET}" if self.color and code else text
 
 
 def comment(text: str) -> str:
-    """Return a line that begins with `#`; unlike rows it is never cut: totals and losses are in comments."""
+    """Return a line that begins with `# `, printable; such lines are never cut: totals and losses are in them."""
     return f"# {printable(text)}"
 
 
@@ -64,7 +64,7 @@ def amount(weight: int | None, unit: str, style: Style) -> str:
 
 
 def time(ns: int, style: Style) -> str:
-    """Return a time in the style's unit: `5.000 ms`."""
+    """Format a time in the style's unit: `5.000 ms`."""
     return f"{amount(ns, 'ns', style)} {style.unit}"
 
 
@@ -77,7 +77,7 @@ def exact_amount(weight: int, unit: str, style: Style) -> str:
 
 
 def count_text(total: Total) -> str:
-    """Return the number of waits; with `+` if it is a lower bound."""
+    """Format the number of waits; with `+` if it is a lower bound."""
     return str(total.count) if total.count_is_exact else f"{total.count}+"
 
 
@@ -87,29 +87,29 @@ def plural(number: int, thing: str, text: str = "") -> str:
 
 
 def share(weight: int, whole: int) -> str:
-    """Return a weight in percent of the whole, as text."""
+    """Format a weight in percent of the whole: `12.34%`."""
     return f"{100 * weight / whole if whole else 0:.2f}%"
 
 
 def share_colour(weight: int, whole: int) -> str:
-    """Return the colour code of a weight's share; "" for none."""
+    """Return the escape code that perf gives to a weight's share of the whole; "" for a small one."""
     percent = 100 * weight / (whole or 1)
     return RED if percent >= _RED_FROM else GREEN if percent >= _GREEN_FROM else ""
 
 
 def more_rows(cut: tuple[int, int], thing: str, unit: str, style: Style) -> Iterator[str]:
-    """Return the line about rows over the limit, if any. `cut`: number and weight of these rows."""
+    """Yield the line about rows over the limit, if any. `cut`: number and weight of these rows."""
     yield from and_more(cut[0], f"more {thing}", exact_amount(cut[1], unit, style))
 
 
 def counts(title: str, counted: Mapping[Any, int], style: Style) -> Iterator[str]:
-    """Return a title, then a line for each count."""
+    """Yield a title, then a line for each count."""
     yield heading(title, style)
     yield from (comment(f"{count:>10}  {cause}") for cause, count in counted.items())
 
 
 def and_more(number: int, thing: str, weight_text: str = "") -> Iterator[str]:
-    """Return the line about things that are not shown, if any: `and 3 more rows: 5.000 ms`."""
+    """Yield the line about things that are not shown, if any: `and 3 more rows: 5.000 ms`."""
     if number:
         yield comment(f"and {plural(number, thing)}{weight_text and f': {weight_text}'}")
 
@@ -120,7 +120,7 @@ _ELLIPSIS = "…"
 
 @frozen
 class Column:
-    """Column of a text table: title and printable cells."""
+    """Column of a text table."""
 
     title: str  # its heading
     cells: Sequence[str]  # the texts, a line each, printable
@@ -129,7 +129,7 @@ class Column:
 
     @property
     def width(self) -> int:
-        """Return the terminal columns of the widest cell, title included."""
+        """Return the number of terminal columns of the widest cell, title included."""
         return max(map(display_width, (self.title, *self.cells)))
 
 
@@ -140,7 +140,7 @@ def weights(title: str, values: Iterable[int | None], unit: str, style: Style, s
 
 
 def times(title: str, values: Iterable[int | None], style: Style, spare: int = 0) -> Column:
-    """Return a column of times: `values` are ns, cells in `style.unit`, which follows the title; None: not known."""
+    """Return a column of times, given in ns, shown in the style's unit, which follows the title; None: not known."""
     return weights(title, values, "ns", style, spare)
 
 
@@ -155,7 +155,7 @@ def names(title: str, texts: Iterable[str], spare: int = 0) -> Column:
 
 
 def lay_out(columns: Sequence[Column], width: int | None) -> Iterator[str]:
-    """Return the lines of a table in a width: titles and dots (both begin with `#`), then the rows."""
+    """Yield the lines of a table: titles and dots (both begin with `#`), then rows. `width`: None for no limit."""
     kept = fitting(list(columns), width)
     yield _line("# ", [column.title for column in kept], kept, width)
     yield _line("# ", ["." * column.width for column in kept], kept, width)
@@ -164,7 +164,7 @@ def lay_out(columns: Sequence[Column], width: int | None) -> Iterator[str]:
 
 
 def fitting(columns: list[Column], width: int | None) -> list[Column]:
-    """Return the columns that stay in a width."""
+    """Return the columns that fit into a width, without those of highest `spare`; None: all."""
     while width is not None and sum(len(_GAP) + column.width for column in columns) > width:
         spare = max(columns, key=lambda column: column.spare)
         if not spare.spare:
@@ -188,13 +188,13 @@ def display_width(text: str) -> int:
 
 
 def pad(text: str, width: int, left: bool = False) -> str:
-    """Return the text padded to a width."""
+    """Return a text padded with blanks to a width; `left`: aligned to the left."""
     blanks = " " * (width - display_width(text))
     return text + blanks if left else blanks + text
 
 
 def cut(text: str, width: int | None) -> str:
-    """Return the text, cut with an ellipsis if it is wider than `width` (None: no limit)."""
+    """Return a text, cut with an ellipsis if it is wider than `width` (None: no limit)."""
     if width is None or display_width(text) <= width:
         return text
     while text and display_width(text) > width - 1:

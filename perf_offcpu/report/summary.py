@@ -46,7 +46,7 @@ _CAUSE_OF_FLAG = {
 
 @frozen
 class EventRow:
-    """Sum of all samples of one event."""
+    """Samples of one event in sum."""
 
     name: str
     unit: str
@@ -56,7 +56,7 @@ class EventRow:
 
 @frozen
 class ThreadRow:
-    """Sum of a thread under one name; a thread that changed its comm has several."""
+    """Samples of a thread under one comm in sum; a thread that changed its comm has several rows."""
 
     comm: str
     pid: int
@@ -68,7 +68,7 @@ class ThreadRow:
 
 @frozen
 class StackRow:
-    """Sum of the samples of one comm with one stack, functions by name."""
+    """Samples of one comm with one stack in sum, functions by name."""
 
     comm: str
     frames: tuple[Name, ...]  # root first, the comm itself not included
@@ -111,7 +111,7 @@ class Summary:
 
     @property
     def subject_name(self) -> str:
-        """Return the name of the weights: off-cpu time, or the events."""
+        """Return the name of the weights: `off-cpu time`, or the names of the events."""
         return "off-cpu time" if self.is_offcpu else ", ".join(self.subject)
 
 
@@ -136,11 +136,11 @@ def summarize(
     options: Sequence[tuple[str, str]] = (),
     budget_by: str = "thread",
 ) -> Summary:
-    """Sum up a profile with all samples of the threads to report, of all events. `events`: names of the events to
-    report on, default as in `event_rows`; raise UsageError if the recording lacks one of them, or their weights do not
-    add up. `keys`: sort keys (`callpaths.keys`) of the table `groups`. `children`: sum up functions with all that they
-    call. `whole_lives`: the profile has all samples of each thread; if not, the summary has no budgets. For `options`
-    see `verdict_of`, for `budget_by` `budget_table`."""
+    """Sum up a profile, which has all samples of all events of the threads to report. `events`: names of the events to
+    report on, default as in `event_rows`. `keys`: sort keys (`callpaths.keys`) of the table `groups`. `whole_lives`:
+    the profile has all samples of each thread; if not, there are no budgets. `children`: sum up functions with all that
+    they call. `options`: as in `verdict_of`; `budget_by`: as in `budget_table`. Raise UsageError if the recording lacks
+    an event, or weights do not add up."""
     limits = limits or Limits()
     rows = event_rows(profile, events)
     chosen_events = [profile.evsels[row] for row in rows.tolist()]
@@ -190,7 +190,7 @@ def shows_waits(subject: Profile, events: list[Evsel]) -> bool:
 
 
 def _event_table(profile: Profile) -> dict[int, EventRow]:
-    """Return row in evsels → sum of its samples, for events that have samples."""
+    """Return row in evsels → sum of the event's samples, for events that have samples."""
     first, group_of = group(profile.samples.evsel)
     samples = np.bincount(group_of, minlength=len(first)).tolist()
     totals = totals_of(profile.samples, group_of, len(first))
@@ -255,8 +255,8 @@ def _stacks(subject: Profile, waits: Waits, limit: int | None) -> tuple[list[Sta
 
 
 def _errors(row_of: I64, samples: ProfileSamples, period_ns: int, number: int) -> list[int]:
-    """Return the standard error, ns, of the time of each row of stacks, as if its waits were drawn independently
-    (a Poisson process with one draw for each `period_ns`); the draws of one thread vary less."""
+    """Return the standard error, ns, of the time of each of `number` stack rows, as if waits were drawn independently
+    (a Poisson process, a draw each `period_ns`); draws of one thread vary less. `row_of`: int64[samples], -1 none."""
     drawn = samples.has(SampleFlag.DRAWN)
     weight = np.bincount(row_of[drawn] + 1, samples.period[drawn].astype(np.float64), number + 1)[1:]
     errors: list[int] = np.rint(np.sqrt(weight * period_ns)).astype(np.int64).tolist()
@@ -274,8 +274,8 @@ def _notes(subject: Profile) -> dict[LossCause, int]:
 def head_of(
     profile: Profile, events: Sequence[str] = (), *, options: Sequence[tuple[str, str]] = (), whole_lives: bool = True
 ) -> tuple[tuple[str, ...], frozenset[tuple[int, int]]]:
-    """Return the head of a page about a profile: sentences, and the (pid, tid) of idle threads. The sentences are
-    deadlocks, then the verdict; none without waits. Arguments are those of `summarize`."""
+    """Return the head of a page about a profile: its sentences, and the (pid, tid) of idle threads. Sentences are on
+    event loops, goroutines and deadlocks, then the verdict; none if samples are no waits. Arguments: as `summarize`."""
     rows = event_rows(profile, events)
     chosen = np.isin(profile.samples.evsel, rows)
     subject = profile.select(chosen)

@@ -40,7 +40,7 @@ def threads(summary: Summary, style: Style) -> Iterator[str]:
 
 
 def coloured_table(columns: Sequence[Column], style: Style, colours: Sequence[str] = ()) -> Iterator[str]:
-    """Yield the lines of a table. `colours`: codes for the first cell of each row; default: none."""
+    """Yield the lines of a table. `colours`: escape codes for the first cell of each row; default: none."""
     title, dots, *lines = lay_out(columns, style.width)
     yield from (style.paint(say.DIM, title), style.paint(say.DIM, dots))
     for text, colour, line in zip(columns[0].cells, colours or [""] * len(lines), lines, strict=True):
@@ -48,7 +48,7 @@ def coloured_table(columns: Sequence[Column], style: Style, colours: Sequence[st
 
 
 def share_colours(weights: Iterable[int], summary: Summary) -> list[str]:
-    """Return the colour of the share of each weight."""
+    """Return the escape code of each weight, by its share of the report's total."""
     return [say.share_colour(weight, summary.total.weight) for weight in weights]
 
 
@@ -65,14 +65,14 @@ def total_columns(totals: Sequence[Total], summary: Summary, style: Style) -> li
 
 
 def key_columns(keys: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Iterator[Column]:
-    """Return the columns of sort keys. `rows`: printable values in the order of the keys."""
+    """Yield the columns of sort keys. `rows`: printable values in the order of the keys."""
     for index, key in enumerate(keys):
         title = TITLES.get(key, printable(key).capitalize())
         yield Column(title, [values[index] for values in rows], left=key not in ("pid", "tid", "cpu"))
 
 
 def _beside_columns(summary: Summary, style: Style) -> list[Column]:
-    """Return the columns of the event shown next to the waits, normally CPU samples: time, number of samples."""
+    """Return the columns of the event `Summary.beside`, normally CPU samples: time, number of samples."""
     event = summary.beside
     if event is None:
         return []
@@ -141,7 +141,7 @@ def _of_comm(row: BudgetRow) -> str:
 
 
 def groups(summary: Summary, style: Style) -> Iterator[str]:
-    """Yield the table of off-cpu time by class, or by the sort keys."""
+    """Yield the table of weights by class, or by the sort keys."""
     table = summary.groups
     if not table.rows or (table.keys == ("class",) and not summary.is_offcpu):
         return
@@ -223,6 +223,6 @@ def _histogram_columns(table: Histogram, style: Style) -> list[Column]:
 
 
 def _length(ns: int) -> str:
-    """Format a round length of time: `5 ms`."""
+    """Format a round length of time, given in ns: `5 ms`."""
     unit = max((unit for unit, factor in UNITS.items() if ns >= factor), key=UNITS.__getitem__, default="us")
     return f"{ns // UNITS[unit]} {unit}"

@@ -28,7 +28,7 @@ INDENT = " " * 12
 
 
 def render(summary: Summary, style: Style) -> Iterator[str]:
-    """Return the lines of the report, without line ends."""
+    """Yield the lines of the report, without line ends."""
     top = [*first_screen(summary)]
     yield from (say.comment(line).rstrip() for line in [*top, *([""] if top else [])])
     head = [_recording, _events, _sampling]
@@ -38,7 +38,7 @@ def render(summary: Summary, style: Style) -> Iterator[str]:
 
 
 def recording_text(meta: Meta, unnamed: str = "-") -> str:
-    """Return the recording and its machine: `perf.data of web1, 6.12.3 x86_64, 8 CPUs`."""
+    """Return a recording's file (without one, `unnamed`) and machine: `perf.data of web1, 6.12.3 x86_64, 8 CPUs`."""
     machine = (meta.hostname, f"{meta.os_release} {meta.arch}".strip(), f"{meta.nr_cpus} CPUs")
     facts = [part for part in machine if part and part != "0 CPUs"]
     return f"{meta.source or unnamed}{' of ' if facts else ''}{', '.join(facts)}"
@@ -62,7 +62,7 @@ def _recording(summary: Summary, _: Style) -> Iterator[str]:
 
 
 def first_screen(summary: Summary) -> Iterator[str]:
-    """Yield the lines that come first: losses by which the file ends early (`losses.CUT`), deadlocks, verdict."""
+    """Yield the lines that come first: losses by which the file ends early (losses.CUT), deadlocks, tasks, verdict."""
     for cause in losses.CUT:
         if count := summary.losses.get(cause):
             yield printable(f"Cut: {count} {cause}")
@@ -95,7 +95,7 @@ def _sampling(summary: Summary, style: Style) -> Iterator[str]:
 
 
 def _error(estimate: int, exact: int) -> str:
-    """Return the deviation of an estimate from an exact number in %, with its sign."""
+    """Return by how many percent an estimate differs from the exact number, with a sign: `+1.20 %`."""
     return f"{100 * (estimate - exact) / exact:+.2f} %" if exact else "0 %"
 
 
@@ -151,7 +151,7 @@ def shares(weights: dict[str, int]) -> str:
 
 
 def frame_lines(frames: Sequence[Name], style: Style) -> Iterator[str]:
-    """Yield the lines of a stack below its head, the last one empty."""
+    """Yield the lines of a stack below its title, the last one empty. `frames`: root first."""
     yield f"{INDENT}|"
     lead = "---"
     for text in collapsed(frames, style):
@@ -213,7 +213,7 @@ def objects(summary: Summary, style: Style) -> Iterator[str]:
 
 
 def event_loops(summary: Summary, style: Style) -> Iterator[str]:
-    """Yield the table of event-loop tasks at the recording's end."""
+    """Yield the table of tasks of event loops at the end of the recording."""
     rows = [(f"{row.comm} {row.loop.tid}", group) for row in summary.loops for group in row.groups]
     if not rows:
         return
@@ -232,14 +232,15 @@ def event_loops(summary: Summary, style: Style) -> Iterator[str]:
 
 
 def _network(row: ObjectRow) -> str:
-    """Return `peer slow 97%, retransmissions 3%`, of a connection; "" if half of the time is not known, or more."""
+    """Return the causes of waits for a connection, `peer slow 97%, retransmissions 3%`; "" if most are not known."""
     total = row.total.weight
     parts = [f"{cause} {100 * weight / total:.0f}%" for cause, weight in [*row.network.items()][:_SHOWN]]
     return ", ".join(parts) if 2 * sum(row.network.values()) > total else ""
 
 
 def by_text(role: str, by: Mapping[str, int], whole: int) -> str:
-    """Return `held by worker 80%, main 15%, not known 5%`; "" if no thread is known, or interrupts alone."""
+    """Return `held by worker 80%, main 15%, not known 5%`; "" if no thread is known, or interrupts alone. `by`: comm →
+    weight, `whole`: the weight of all waits."""
     if not any(by.values()) or set(by) == {INTERRUPT}:
         return ""
     parts = list(by.items())[:_SHOWN]
@@ -252,7 +253,7 @@ def by_text(role: str, by: Mapping[str, int], whole: int) -> str:
 
 
 def _oversleep(oversleep: Oversleep | None, style: Style) -> Iterator[str]:
-    """Yield a line if sleeps took at least a millisecond longer than asked."""
+    """Yield a line if a sleep took at least a millisecond longer than asked."""
     if oversleep is None or oversleep.longest < _SAID_FROM_NS:
         return
     sleeps, median = say.plural(oversleep.sleeps, "sleep"), say.time(oversleep.median, style)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make the time budgets of threads: running + runnable + blocked (by state) + unknown = wall.
 
-The collector counts switches and yields exact budgets (`model.recording.Budget`), also of threads without any
-sample. For other recordings they are derived from the waits: then the time outside of recorded waits,
-running or unknown, is one number. Rows are threads, or sums of threads by comm, process or cgroup. Together
-with the rows of `rest`, the sums of all rows over the limit, they sum to `total`."""
+The collector counts switches and yields exact budgets (`model.recording.Budget`), also of threads without any sample.
+For other recordings they are derived from the waits: then the time outside of recorded waits, running or unknown, is
+one number. Rows are threads, or sums of threads by comm, process or cgroup. Together with the rows of `rest`, the sums
+of all rows over the limit, they sum to `total`."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -70,7 +70,8 @@ class Lives(NamedTuple):
 
 
 def budget_table(profile: Profile, limit: int | None = None, by: str = "thread") -> BudgetTable | None:
-    """Return the budgets of the selected threads, a row for each value of `by` (BUDGETS_BY); None if unknown."""
+    """Return the budgets of a profile's threads, a row for each value of `by` (BUDGETS_BY), at most `limit`; None if
+    neither budgets nor waits are known."""
     lives = counted_lives(profile) if len(profile.budget) else _derived(profile)
     if lives is None:
         return None
@@ -103,13 +104,13 @@ def _rest(profile: Profile, lives: Lives, cut: Bool, limit: int) -> list[BudgetR
 
 
 def _rows(profile: Profile, lives: Lives, row_of: I64, number: int) -> list[BudgetRow]:
-    """Return `number` sums of threads. `row_of`: int64[threads], the sum that each is part of (none empty); -1 none."""
+    """Return `number` sums of threads, none empty. `row_of`: int64[threads], the sum of each thread; -1 none."""
 
     def sums(column: I64) -> list[int]:
         return list(sum_by(row_of, column, number).tolist())
 
     def same(column: I32 | I64, other: int) -> list[int]:
-        """Return for each row the value that all its threads have, or `other`."""
+        """Return for each row the value that all its threads have, or `other` if they differ."""
         last = np.zeros(number, np.int64)
         last[row_of[inside]] = column[inside]
         differs = np.bincount(row_of[inside], column[inside] != last[row_of[inside]], number) > 0
@@ -142,7 +143,7 @@ BLOCKED = {
 
 
 def counted_lives(profile: Profile) -> Lives:
-    """Return a row for each thread: the sum of its budgets, of which it has one for each time between pauses."""
+    """Return the recorded budgets, a row for each thread: a thread has a budget for each time between pauses."""
     budget, tasks = profile.budget, profile.tasks
     life = rows_at(tasks.tid, tasks.begin_ns, budget.tid, budget.end_ns)
     first, group_of = group(budget.tid, budget.pid, life)
@@ -164,7 +165,7 @@ def counted_lives(profile: Profile) -> Lives:
 
 
 def _cgroups(profile: Profile, tids: I32) -> I64:
-    """Return int64[n]: id of the cgroup of a sample of each thread; 0 for threads without samples."""
+    """Return int64[n]: the cgroup id of a sample of each thread; 0 for threads without samples."""
     samples = profile.samples
     first, _ = group(samples.tid)
     slot = np.searchsorted(samples.tid[first], tids)
@@ -202,7 +203,7 @@ def _derived(profile: Profile) -> Lives | None:
 
 
 def _lives(profile: Profile, tids: I32) -> I64:
-    """Return int64[n], ns: the time each thread lived while its host was recorded."""
+    """Return int64[n]: ns for which each thread lived while its host was recorded."""
     meta, tasks = profile.meta, profile.tasks
     row = rows_at(tasks.tid, tasks.begin_ns, tids, np.full(len(tids), -1, np.int64))
     born = np.append(tasks.begin_ns, 0)[row]

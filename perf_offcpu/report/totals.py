@@ -19,7 +19,7 @@ from perf_offcpu.text import printable
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """Sum of some samples: weight, number, longest wait."""
+    """Samples in sum: weight, number, longest wait."""
 
     weight: int  # sum of periods, in the unit of the event (ns for time)
     count: int  # waits; of other events samples
@@ -33,7 +33,8 @@ class Total:
 
 
 def totals_of(samples: ProfileSamples, group_of: I64, groups: int, rows: Bool | None = None) -> list[Total]:
-    """Return the total of each group, over the samples in `rows` (default: all)."""
+    """Return the total of each group. `group_of`: int64[samples], -1 none. `rows`: bool[samples] to count; None:
+    all."""
     group_of = group_of if rows is None else np.where(rows, group_of, -1)
     is_sum, lengths = samples.has(SUM_FLAGS), samples.length_ns()
     if is_sum.any():
@@ -57,15 +58,15 @@ def totals_of(samples: ProfileSamples, group_of: I64, groups: int, rows: Bool | 
 
 
 def heaviest(weight: I64, limit: int | None, beside: I64 | None = None) -> tuple[I64, tuple[int, int]]:
-    """Return (rows, cut): the heaviest rows in order, and (number, weight) of the rows over the limit. Of rows of
-    equal weight, the row with the larger `beside` comes first."""
+    """Return (rows, cut): the heaviest rows in order, at most `limit`, and (number, weight) of the other rows. Of rows
+    of equal weight, that with the larger `beside` comes first."""
     order = np.lexsort((np.zeros_like(weight) if beside is None else -beside, -weight))
     kept = order[:limit]
     return kept, (len(order) - len(kept), int(weight.sum()) - int(weight[kept].sum()))
 
 
 def places_of(kept: I64, size: int) -> I64:
-    """Return int64[size]: the index of each number below `size` in `kept`; -1 for numbers that are not in it."""
+    """Return int64[size]: the index in `kept` of each number below `size`; -1 for numbers that are not in it."""
     place = np.full(size, -1, np.int64)
     place[kept] = np.arange(len(kept))
     return place
@@ -74,7 +75,8 @@ def places_of(kept: I64, size: int) -> I64:
 def sums_by_label(
     group_of: I64, codes: NDArray[np.integer], label: Callable[[int], str], values: I64, groups: int
 ) -> list[dict[str, int]]:
-    """Return for each group the sums of int64 values by label of the codes, the largest first. `group_of`: -1 none."""
+    """Return, for each group, label of a code → sum of `values`, the largest first. `group_of`, `codes`, `values`:
+    integers[n]; group -1: none."""
     first, pair = group(group_of, codes)
     result: list[dict[str, int]] = [{} for _ in range(groups)]
     for row, weight in zip(first.tolist(), sum_by(pair, values, len(first)).tolist(), strict=True):
@@ -85,7 +87,7 @@ def sums_by_label(
 
 
 def sums_by_state(samples: ProfileSamples, group_of: I64, values: I64, groups: int) -> list[dict[str, int]]:
-    """Return for each group the sums of values by state letter ("" unknown), the largest first."""
+    """Return, for each group, state letter ("" unknown) → sum of `values`, the largest first; see `sums_by_label`."""
     return sums_by_label(group_of, state_codes(samples), lambda code: STATES[code].letter, values, groups)
 
 
@@ -102,12 +104,12 @@ def total_fields(total: Total) -> dict[str, Any]:
 
 
 def frame(name: Name) -> dict[str, str]:
-    """Return a frame as the fields of a JSON document."""
+    """Return a frame as fields of a document."""
     return {"name": name.label, "dso": name.dso, "kind": NameKind(name.kind).name.lower()}
 
 
 def cut_fields(more: tuple[int, int]) -> dict[str, int]:
-    """Return the fields of the rows over a limit: their number and weight."""
+    """Return rows over a limit as fields of a document: their number and weight."""
     return {"rows": more[0], "weight": more[1]}
 
 

@@ -38,7 +38,7 @@ def container_of(path: str) -> str:
 
 
 def is_container(path: str, name: str) -> bool:
-    """Return True if a cgroup is in container `name`: as `container_of` names it, or 4 or more digits of its id."""
+    """Return True if a cgroup is in container `name`: KIND:NAME, NAME, or 4 or more digits of the container's id."""
     label = container_of(path)
     kind, _, own = label.rpartition(":")
     name = name.removeprefix(f"{kind}:")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compare the waits of two recordings: by class or sort keys, by function, by comm, by stack. Recordings differ in
-length, so weights are compared per second of recorded time, per unit of work, or, of one run each, unchanged. A row
+length, so weights are compared per second of recorded time, per unit of work, or, for one run each, unchanged. A row
 whose change is small enough to be chance is noise (`report.diff.noise`)."""
 
 from collections.abc import Iterable, Sequence
@@ -22,7 +22,7 @@ _FOR_VERDICT = 25
 
 @frozen
 class Row:
-    """Sums of the samples with the same values; `before` and `after` are weights per second, unit or run."""
+    """Samples of both recordings with equal values, in sum; `before`, `after`: weights per second, unit or run."""
 
     values: tuple[str, ...]  # in the order of the table's keys
     frames: tuple[Name, ...]  # of a stack, root first
@@ -37,12 +37,12 @@ class Row:
 
     @property
     def change(self) -> float:
-        """Return after minus before."""
+        """Return `after` - `before`."""
         return self.after - self.before
 
     @property
     def is_noise(self) -> bool:
-        """Return True if the change may be chance."""
+        """Return True if the change is so small that it may be chance."""
         return abs(self.change) <= self.noise
 
 
@@ -60,7 +60,7 @@ class Cut:
 
 @frozen
 class Table:
-    """Rows by absolute change; rows that are noise come last, or are left out."""
+    """Rows of a comparison, the largest absolute change first; rows that are noise come last, or are left out."""
 
     keys: tuple[str, ...]
     rows: list[Row]
@@ -95,8 +95,8 @@ def compare(
     keys: Sequence[str] = ("class",),
     limits: tuple[int | None, int | None] = (None, None),
 ) -> Comparison:
-    """Compare two recordings; the first table is by `keys`, see `callpaths.keys`. `limits`: most rows of a table,
-    most stacks; None for all, noise included. Raise UsageError as `common_unit`."""
+    """Compare two recordings. `per`: what weights are divided by. `keys`: sort keys (`callpaths.keys`) of the first
+    table. `limits`: most rows of a table, most stacks; None: all, noise included. Raise UsageError as `common_unit`."""
     unit = sides.common_unit(old, new)
     rows_limit, stacks_limit = limits
     comparer = _Comparer(old, new, per)
@@ -126,7 +126,7 @@ class _Comparer:
         self.sides, self.per = (old, new), per
 
     def table(self, keys: tuple[str, ...], groups: Groups, limit: int | None) -> Table:
-        """Return the table of groups: at most `limit` rows, none of noise; if None, all rows, those of noise last."""
+        """Return the table of groups: at most `limit` rows and no noise; if None, all rows, those of noise last."""
         group_of_side = groups.old, groups.new
         before, after = (
             sum_by(part, side.subject.samples.period, groups.number).astype(np.float64) * side.scale
@@ -151,7 +151,7 @@ class _Comparer:
         )
 
     def _error(self, group_of_side: tuple[I64, I64], groups: int, before: F64, after: F64) -> F64:
-        """Return float64[groups]: the standard error of each change of a rate, by the lengths of waits."""
+        """Return float64[groups]: the standard error of each change, by the lengths of waits."""
         variance, doubtful = (before**2 + after**2) * _CLOCK_ERROR**2, np.zeros(groups)
         for part, side, sign in zip(group_of_side, self.sides, (-1, 1), strict=True):
             steady = self.per.is_steady and side.is_offcpu
@@ -168,7 +168,7 @@ class _Comparer:
         return np.sqrt(variance + np.abs(doubtful))
 
     def _error_of_slices(self, group_of_side: tuple[I64, I64], wanted: Bool) -> F64:
-        """Return float64[groups]: standard error of each change, by slices of time; 0 where not `wanted`."""
+        """Return float64[groups]: the standard error of each change, by slices of time; 0 where not `wanted`."""
         error = np.zeros(len(wanted))
         if not self.per.is_steady or not wanted.any():
             return error

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Estimate the difference by chance between sums of waits in recordings of the same load.
+"""Estimate how much sums of waits differ by chance between recordings of the same load.
 
-Waits occur at random, with random lengths: the variance of the sum of n independent waits is the sum of their
-squares (a compound Poisson process). The waits in a sum of short waits are taken to be as long as its longest
-one, which is an upper bound; if that is unknown, as long as the recorder's threshold. If stacks of such
-waits were drawn, one for each period, the time of each drawn stack times the period is added.
+Waits occur at random, with random lengths: the variance of the sum of n independent waits is the sum of their squares
+(a compound Poisson process). The waits in a sum of short waits are taken to be as long as its longest one, which is an
+upper bound; if that is unknown, as long as the recorder's threshold. If stacks of such waits were drawn, one for each
+period, the time of each drawn stack times the period is added.
 
 Two properties of a steady load change this. A thread that waits nearly all the time cannot wait longer by chance: if it
 spends the share p of the time in waits of a row, their variance is (1 - p)^2 times the sum of squares (an alternating
@@ -36,20 +36,20 @@ _FALSE_TABLES = 0.05  # share of tables with at least one false row, in comparis
 
 
 def errors_needed(rows: int, least: float = ERRORS) -> float:
-    """Return the smallest significant change in a table of `rows` rows, in standard errors, but `least` at least."""
+    """Return the smallest significant change in a table of `rows` rows, in standard errors; at least `least`."""
     return max(least, NormalDist().inv_cdf(1 - _FALSE_TABLES / 2 / max(rows, 1)))
 
 
 @mutable
 class RecordedTime:
-    """Recorded time: without pauses, gaps between recordings, and times that windows leave out."""
+    """Recorded time: without pauses, gaps between recordings, and times outside of chosen windows."""
 
     edges: F64  # float64[2k], ns of the recording's clock: begin and end of each span, ascending
     total_ns: float
 
     @classmethod
     def of(cls, meta: Meta, windows: Sequence[Window] = ()) -> Self:
-        """Return the recorded time inside of the windows; without windows all of it."""
+        """Return the recorded time within the windows; without windows, all of it."""
         spans = united((float(begin), float(end)) for begin, end in meta.recorded)
         if windows:
             chosen = united(window.bounds(meta.first_ns, meta.last_ns) for window in windows)
@@ -59,7 +59,7 @@ class RecordedTime:
         return cls(edges, float((edges[1::2] - edges[::2]).sum()))
 
     def slices(self, times: I64) -> F64:
-        """Return float64[n]: each time's position in the recorded time, counted in slices, from 0 to SLICES."""
+        """Return float64[n]: the place of each time (ns) in the recorded time, in slices, from 0 to SLICES."""
         lengths = np.diff(self.edges, prepend=self.edges[:1])
         lengths[::2] = 0  # gaps
         passed = np.cumsum(lengths)
@@ -76,10 +76,10 @@ def variance_by_length(
     stack_period_ns: int = 0,
     whole_ns: float = math.inf,
 ) -> tuple[F64, F64]:
-    """Return (variance, doubtful) of the weight of each group, float64[groups], by number and lengths of waits;
-    `doubtful` is the uncertain reduction. Variance of a change: sum of both variances + |difference of both
-    `doubtful`|. `threshold_ns`: bound of waits in sums; -1 unknown. `stack_period_ns`: by which stacks in sums were
-    drawn. `whole_ns`: recorded time, the longest that a thread can wait; infinite if the load is not steady."""
+    """Return (variance, doubtful), float64[groups], of the weight of each group, by number and lengths of its waits.
+    Two recordings' change has the variance: sum of both variances + |difference of both `doubtful`|. `threshold_ns`:
+    upper bound of waits in sums; -1 unknown. `stack_period_ns`: period by which stacks of sums were drawn. `whole_ns`:
+    recorded time, the longest that a thread can wait; infinite if the load is not steady."""
     first, cell = group(group_of, samples.pid, samples.tid)
     weight, waits = (sum_by(cell, values, len(first)) for values in (samples.period, samples.count))
     squares = np.bincount(cell, _squares(samples, threshold_ns), len(first))
@@ -121,7 +121,7 @@ def variance_between_slices(samples: ProfileSamples, group_of: I64, groups: int,
 
 
 def _of_neighbours(sums: F64) -> F64:
-    """Return float64[groups]: variance of each row's sum over `sums`, float64[groups, slices], by adjacent slices."""
+    """Return float64[groups]: the variance of each row's total by adjacent slices. `sums`: float64[groups, slices]."""
     slices = sums.shape[1]
     variance: F64 = (np.diff(sums, axis=1) ** 2).sum(axis=1) * (slices / (2 * (slices - 1)))
     return variance

@@ -19,7 +19,7 @@ from perf_offcpu.text import printable
 
 
 def render(comparison: Comparison, verdict: Verdict | None, style: Style) -> Iterator[str]:
-    """Return the lines of the comparison, without line ends."""
+    """Yield the lines of the comparison, without line ends."""
     yield from _recordings(comparison, style)
     text = _Text(comparison, style)
     if verdict:
@@ -74,17 +74,17 @@ class _Text:
         self.subject = "Off-cpu time" if comparison.new.is_offcpu else "Weight of the samples"
 
     def rate(self, value: float) -> str:
-        """Format a weight per second, run or unit of work (`comparison.per`), without its own unit."""
+        """Format a weight per second, unit of work or run, without its unit."""
         if self.comparison.unit != "ns":
             return f"{value:.3f}"
         return say.amount(round(value), "ns", self.style)
 
     def change(self, value: float) -> str:
-        """Format a change, with its sign."""
+        """Format a change of such a weight, with its sign."""
         return f"{'-' if value < 0 else '+'}{self.rate(abs(value))}"
 
     def total(self) -> str:
-        """Return the line of the total change."""
+        """Return the line about the change of the total."""
         row = self.comparison.total
         noise = f"{'noise' if row.is_noise else 'more than noise'}, which is up to {self.rate(row.noise)}"
         change = f"{self._both(row)}, {self.change(row.change)} {self.unit}"
@@ -150,7 +150,7 @@ class _Text:
         return f"{waits} of {say.time(total.average, self.style)}"
 
     def _rest(self, table: Table, thing: str) -> Iterator[str]:
-        """Return the lines about rows that are left out, and about noise."""
+        """Yield the lines about rows that are left out, and about noise; `thing` names a row."""
         yield from say.and_more(table.more.rows, f"more {thing}", self._changes(table.more))
         if table.noise.rows:
             marked = "marked ~" if any(row.is_noise for row in table.rows) else "left out"

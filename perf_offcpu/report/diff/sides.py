@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepare the two recordings of a comparison, and the unit of work to which their weights are related."""
+"""Prepare the two recordings of a comparison, and group their samples alike."""
 
 from collections.abc import Callable, Sequence
 
@@ -25,7 +25,7 @@ from perf_offcpu.text import printable
 
 @frozen
 class Per:
-    """Denominator of weights: a second, a run, or a unit of work."""
+    """What weights are divided by: seconds of recorded time, runs, or units of work."""
 
     name: str  # "second" of recorded time, "run", "unit" of work
     program: str = ""  # recorded by both sides, if "run" was chosen because of it; else ""
@@ -52,15 +52,15 @@ class Side:
 
     @property
     def source(self) -> str:
-        """Return the name of the recording."""
+        """Return the file name of the recording, printable, or `the recording`."""
         return printable(self.profile.meta.source) or "the recording"
 
 
 def side_of(
     profile: Profile, events: Sequence[str], per: Per, units: float, windows: Sequence[Window], *, whole: bool
 ) -> Side:
-    """Prepare the samples of some events of a recording. `units`: units of work in it, for `per`. `whole`: the profile
-    has all samples of each thread; else no thread is judged idle."""
+    """Prepare the samples of the named events of a recording. `units`: units of work in it, if `per` is "unit".
+    `whole`: the profile has all samples of each thread; else no thread is judged idle."""
     rows = event_rows(profile, events)
     chosen = np.isin(profile.samples.evsel, rows)
     subject = profile.select(chosen)
@@ -84,7 +84,7 @@ def side_of(
 
 
 def common_unit(old: Side, new: Side) -> str:
-    """Return the unit of weights; UsageError if no side has samples, one alone is off-cpu time, or units differ."""
+    """Return the unit of weights. Raise UsageError if there are no samples, only one side has waits or units differ."""
     for side, other in ((old, new), (new, old)):
         if other.is_offcpu and not side.is_offcpu:
             events = ", ".join(printable(event.name) for event in side.profile.evsels) or "none"
@@ -116,13 +116,13 @@ class Groups:
 
 
 def everything(old: Side, new: Side) -> Groups:
-    """Return one group, of all samples of both sides."""
+    """Return a single group of all samples of both sides."""
     none = [np.zeros(len(side.subject.samples), np.int64) for side in (old, new)]
     return Groups(none[0], none[1], 1, lambda numbers: [((), ()) for _ in numbers])
 
 
 def by_keys(old: Side, new: Side, keys: Sequence[str]) -> Groups:
-    """Return the groups by keys of `callpaths.keys`; objects by names that do not differ from run to run."""
+    """Return groups by sort keys (`callpaths.keys`), objects by names that do not differ from run to run."""
 
     def values(side: Side) -> tuple[I64, list[tuple[str, ...]]]:
         made = [
@@ -136,7 +136,7 @@ def by_keys(old: Side, new: Side, keys: Sequence[str]) -> Groups:
 
 
 def by_function(old: Side, new: Side) -> Groups:
-    """Return the groups by FUNCTION_KEYS."""
+    """Return groups by FUNCTION_KEYS."""
 
     def values(side: Side) -> tuple[I64, list[tuple[str, ...]]]:
         waits, names = side.waits, side.causes.names
@@ -154,7 +154,7 @@ def by_function(old: Side, new: Side) -> Groups:
 
 
 def _united(old: tuple[I64, list[tuple[str, ...]]], new: tuple[I64, list[tuple[str, ...]]]) -> Groups:
-    """Join the groups of two sides, each given as (group of each sample, values of each group), by equal values."""
+    """Number the groups of two sides alike, by values. Each: (group of each sample, values of each group)."""
     number: dict[tuple[str, ...], int] = {}
     old_groups, new_groups = (
         np.array([number.setdefault(values, len(number)) for values in labels], np.int64)[groups]
@@ -167,7 +167,7 @@ def _united(old: tuple[I64, list[tuple[str, ...]]], new: tuple[I64, list[tuple[s
 
 
 def by_stack(old: Side, new: Side) -> Groups:
-    """Return the groups by comm and stack, functions by name."""
+    """Return groups by comm and stack, with functions by name."""
     both, is_old = with_older(new.subject, old.subject)
     tree = build_paths(both, PathOptions())
     first, group_of = group(tree.of_sample)

@@ -41,8 +41,8 @@ class Verdict:
 
 
 def verdict_of(comparison: Comparison, options: Sequence[tuple[str, str]], diff: str) -> Verdict | None:
-    """Return the verdict; None if the samples are no waits. Its command keeps the `options` (option, value) of the
-    command line, and names the older recording, `diff`."""
+    """Return the verdict; None if the samples are no waits. Its `command` keeps the `options`, (option, value), of the
+    command line, and compares with `diff`, the file of the older recording."""
     table = comparison.causes
     if table is None:
         return None
@@ -79,7 +79,7 @@ def _comms(comparison: Comparison, groups: Groups, number: int) -> list[str]:
 
 
 def sentences_of(comparison: Comparison, verdict: Verdict) -> list[str]:
-    """Return the sentences; the last one names a command."""
+    """Return the sentences of the verdict; the last one names its command."""
     causes = [
         f"{word}: {'; '.join(_cause(row, verdict.comms[row.number], comparison.per) for row in rows)}."
         for word, rows in (("Worse", verdict.worse), ("Better", verdict.better))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find the causes of waits, with their functions, threads, objects and peers, by sums over cells. A cause is a wait
-class, or a rule of a program, whose words it then has. Weights are in ns."""
+class, or a rule on a program, which then words it. Weights are in ns."""
 
 import enum
 from typing import Final, NamedTuple
@@ -37,7 +37,7 @@ class Peers:
 
 
 class NetworkWaits(NamedTuple):
-    """Weight and number of the waits of one NetworkCause."""
+    """Weight (ns) and number of waits for connections with one NetworkCause."""
 
     weight: int
     waits: int  # number
@@ -45,7 +45,7 @@ class NetworkWaits(NamedTuple):
 
 @frozen
 class Place:
-    """Sum of the waits of a cause in one function of the program; weights in ns."""
+    """Waits of a cause in one function of the program, in sum; weights in ns."""
 
     function: str  # "" not known
     weight: int
@@ -58,7 +58,7 @@ class Place:
 
 @frozen
 class Cause:
-    """Sum of the waits of one class, or by one rule of a program; waits for a CPU are of the class runqueue."""
+    """Waits of one class, or by one rule on a program, in sum; waits for a CPU are of the class runqueue."""
 
     wait_class: str  # label
     program: str  # of the rule; "" for none
@@ -74,7 +74,7 @@ class Cause:
 
 
 class Kind(enum.IntEnum):
-    """Says whether a wait counts in the verdict."""
+    """Tells whether a wait counts in the verdict."""
 
     COUNTED = 0
     ELSEWHERE = 1  # not counted, as `kinds` says: for work, for recorded threads or processes, naps
@@ -113,17 +113,17 @@ class Cells(NamedTuple):
     waits: I64  # number of waits
 
     def take(self, rows: Bool | I64) -> "Cells":
-        """Return the cells of a mask or of row numbers."""
+        """Return the cells that a mask or row numbers select."""
         return Cells(*(column[rows] for column in self))
 
     def threads(self, profile: Profile) -> Threads:
-        """Return number and names of the threads of these cells."""
+        """Return number and comms of the threads of all these cells."""
         return threads_of(profile, self.pid, self.tid, self.comm, self.weight)
 
 
 def cells_of(subject: Profile, waits: Waits, causes: Causes, holders: Holders, kind: I64) -> Cells:
-    """Return the waits summed up to cells. `subject`: the profile of the waits. `waits`: `classify(subject)`.
-    `holders`: `holders_of(subject)`. `kind`: int64[samples], Kind."""
+    """Return waits, summed up in cells. `subject`: the profile of the waits. `waits`: `classify(subject)`. `causes`:
+    `causes_of(subject, waits)`. `holders`: `holders_of(subject)`. `kind`: int64[samples], Kind."""
     samples = subject.samples
     who = (samples.pid, samples.tid, samples.comm)
     cause = (waits.wait_class, waits.rule, causes.function, named_objects(subject))
@@ -137,7 +137,7 @@ def cells_of(subject: Profile, waits: Waits, causes: Causes, holders: Holders, k
 
 
 def named_objects(profile: Profile) -> U32:
-    """Return uint32[samples]: string, the object's name; 0 where the name says no more than the class."""
+    """Return uint32[samples]: row in strings of the object's name; 0 where it says no more than the wait class."""
     objects = profile.objects
     names = np.where(np.isin(objects.kind, _NAMED), objects.name, np.uint32(0))
     name: U32 = np.append(names, np.uint32(0))[profile.samples.object]
@@ -145,7 +145,7 @@ def named_objects(profile: Profile) -> U32:
 
 
 def _peers(profile: Profile, holders: Holders) -> I64:
-    """Return int64[samples]: `Cells.peer` of each sample."""
+    """Return int64[samples]: the column `Cells.peer`."""
     samples = profile.samples
     is_lock = np.isin(np.append(profile.objects.kind, np.uint16(0))[samples.object], LOCKS)
     woken = (samples.waker_tid > 0) & ~samples.has(SampleFlag.WAKER_INTERRUPT)
@@ -165,7 +165,7 @@ def _peers(profile: Profile, holders: Holders) -> I64:
 
 
 def largest_causes(profile: Profile, waits: Waits, causes: Causes, cells: Cells) -> list[Cause]:
-    """Return the largest causes of some cells, largest first; their `command` and `cpus` are empty."""
+    """Return the largest causes of some cells, largest first, with empty `command` and `cpus`."""
     first, group_of = group(cells.wait_class, cells.rule)
     total = sum_by(group_of, cells.weight, len(first))
     cells_of_causes = [index for index in np.argsort(-total, kind="stable")[:_CAUSES].tolist() if total[index] > 0]
@@ -204,7 +204,7 @@ def _cause(profile: Profile, waits: Waits, causes: Causes, cells: Cells) -> Caus
 
 
 def _object(profile: Profile, cells: Cells) -> tuple[str, str]:
-    """Return (`Place.object`, `Place.mostly`): the object with most of the weight, in one of the two; or "", ""."""
+    """Return (`Place.object`, `Place.mostly`): the object with most of the weight, as one of the two; else "", ""."""
     first, group_of = group(cells.object)
     sums = sum_by(group_of, cells.weight, len(first)).tolist()
     most = max(range(len(first)), key=lambda index: sums[index], default=-1)
@@ -229,7 +229,7 @@ def _peers_of(profile: Profile, cells: Cells) -> Peers:
 
 
 def _network(cells: Cells) -> dict[str, NetworkWaits]:
-    """Return label of each NetworkCause → waits, if they are known for half of the weight or more; else nothing."""
+    """Return label of a NetworkCause → waits, if the causes are known for half of the weight or more; else {}."""
     sums, waits = (sum_by(cells.network, column, len(LABELS)).tolist() for column in (cells.weight, cells.waits))
     largest = sorted(range(1, len(LABELS)), key=lambda code: -sums[code])
     causes = {LABELS[code]: NetworkWaits(sums[code], waits[code]) for code in largest if sums[code]}
@@ -237,7 +237,7 @@ def _network(cells: Cells) -> dict[str, NetworkWaits]:
 
 
 def threads_of(profile: Profile, pid: I64, tid: I64, comm: I64, weight: I64) -> Threads:
-    """Return the threads of n waits, given as columns; comms with the largest weight first."""
+    """Return the threads of n waits, given as columns; the comm with the largest weight first."""
     first, thread_of = group(comm, pid, tid)
     comm_row, comm_of = group(comm[first])
     sums = sum_by(comm_of[thread_of], weight, len(comm_row))

@@ -84,8 +84,8 @@ def _pauses(profile: Profile, subject: Profile, waits: Waits) -> Bool:
 
 def _broken_off(subject: Profile, waits: Waits) -> Bool:
     """Return bool[waits]: True for waits that the exit of their process broke off: another thread of it ended the wait,
-    thread and process exit within _EXIT_NS, and the thread ends no wait before (pthread_join()). What the main thread
-    waits for is never so: a deadlock that a watchdog ends. Nor is a wait for the end of a thread, which exits, too."""
+    thread and process exit within _EXIT_NS, and the thread ends no wait before (pthread_join()). Never so are waits of
+    the main thread, such as a deadlock that a watchdog ends, and waits for the end of a thread, which exits, too."""
     samples, tasks = subject.samples, subject.tasks
     end_ns = np.append(tasks.end_ns, np.int64(-1))
     of_thread, of_process = (
@@ -180,7 +180,8 @@ def _of_brief_threads(subject: Profile) -> Bool:
 
 
 def _of_passive_threads(profile: Profile, subject: Profile, passive: Bool, percent: int = _PASSIVE_PERCENT) -> Bool:
-    """Return bool[waits]: the thread has `percent` or more of its time, running included, in `passive` waits."""
+    """Return bool[waits]: True if the thread spent `percent` or more of its time, running included, in `passive`
+    ones."""
     samples, budget = subject.samples, profile.budget
     ids = np.append(thread_ids(samples.pid, samples.tid), thread_ids(budget.pid, budget.tid))
     first, group_of = group(ids)

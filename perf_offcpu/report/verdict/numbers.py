@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compute the verdict on a recording's waits: the numbers of the table on top of a report.
 
-Its whole is the time of the threads that are not idle: running, waiting for a CPU, and blocked. Threads'
-budgets, if recorded, give all three: running, waiting for a CPU (preempted, and after each wake-up), and
-blocked. Recordings without budgets, and selections of waits, know off-cpu time only.
+Its total is the time of the threads that are not idle: running, waiting for a CPU, and blocked. Threads' budgets, if
+recorded, give all three: running, waiting for a CPU (preempted, and after each wake-up), and blocked. Recordings
+without budgets, and selections of waits, know off-cpu time only.
 
-Blocked time is divided by cause; what does not count (`kinds`) is listed apart."""
+Blocked time is divided by cause; waits that do not count (`kinds`) are listed separately."""
 
 import re
 import shlex
@@ -116,9 +116,9 @@ def verdict_of(
     options: Sequence[tuple[str, str]] = (),
     whole_lives: bool = True,
 ) -> Verdict | None:
-    """Return the verdict on the waits of a profile; None if it has neither waits nor budgets. Arguments up to `waits`
-    are those of `kinds_of`. `holders`: `holders_of(subject)`. `options`: (option, value) of the command line that
-    `command` keeps. `whole_lives`: the profile has all samples of each thread; else all waits count, and no budgets."""
+    """Return the verdict on the waits of a profile; None if it has neither waits nor budgets. Arguments up to `waits`:
+    as `kinds_of`. `holders`: `holders_of(subject)`. `options`: (option, value) of the command line, kept in `command`.
+    `whole_lives`: the profile has all samples of each thread; if not, all waits count, and budgets are not used."""
     budget = profile.budget if whole_lives else Budget()
     if not len(subject.samples) and not len(budget):
         return None
@@ -190,7 +190,7 @@ def _processes(profile: Profile, budget: Budget) -> str:
 
 
 def _waits_for_cpu(profile: Profile, budget: Budget, busy: Cells, options: Sequence[tuple[str, str]]) -> list[Cause]:
-    """Return the cause `waiting for a CPU`, by budgets, else by recorded waits; [] if no thread waited for a CPU."""
+    """Return [the cause `waiting for a CPU`], by budgets, else by recorded waits; [] if no thread waited for a CPU."""
     lives = counted_lives(replace(profile, budget=budget)) if len(budget) else None
     pid, tid, comm, weight = (
         (lives.pid.astype(np.int64), lives.tid.astype(np.int64), lives.comm, lives.runnable)
@@ -257,7 +257,7 @@ def _still_blocked(profile: Profile, waits: Waits, causes: Causes, kind: I64) ->
 
 
 def _loss(profile: Profile, waits: ProfileSamples) -> Loss | None:
-    """Return the largest loss: a cause `in_last_line` goes first; losses of names and lines of code go last."""
+    """Return the largest loss; None without one. Causes `in_last_line` go first, losses of names and lines last."""
     counts = losses.without_notes(profile.losses)
     if not counts:
         return None
@@ -275,7 +275,7 @@ def _loss(profile: Profile, waits: ProfileSamples) -> Loss | None:
 
 
 def _with_cgroups(cause: Cause, subject: Profile, waits: Waits) -> Cause:
-    """Return a cause; if it is a quota of CPU time, its peers are the control groups that have it."""
+    """Return the cause; if it is a quota of CPU time, with the control groups that have it as peers."""
     if cause.wait_class != WaitClass.THROTTLED.label:
         return cause
     samples = subject.samples.take(np.flatnonzero(waits.wait_class == WaitClass.THROTTLED))
@@ -288,7 +288,7 @@ def _with_cgroups(cause: Cause, subject: Profile, waits: Waits) -> Cause:
 
 
 def _with_command(cause: Cause, options: Sequence[tuple[str, str]]) -> Cause:
-    """Return the cause with a command that shows it."""
+    """Return the cause with the command line that shows it."""
     comms = list(cause.threads.comms)
     named = len(comms) == 1 and re.fullmatch(r"[\w.:+][\w.:+-]*", comms[0])
     view = ["--class", cause.wait_class, *(["--comm", comms[0]] if named else [])]

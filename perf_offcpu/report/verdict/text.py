@@ -29,7 +29,7 @@ FOR_CPU = {"runqueue": "a CPU", "throttled": "CPU time (quota)"}
 
 
 def lines_of(verdict: Verdict, meta: Meta) -> list[str]:
-    """Return the lines of the verdict, of at most 98 columns but for the last, which is a command."""
+    """Return the lines of the verdict, of at most WIDTH columns except the last one, which is a command."""
     unit = Style(unit=_unit(verdict.weight))
     rows, room = list[tuple[str, ...]](), max(_MOST_ROWS - len(verdict.causes), 0)
     for cause in verdict.causes:
@@ -64,7 +64,7 @@ def first_cause(verdict: Verdict) -> str:
 
 
 def wrapped(sentences: Iterable[str], width: int = _WIDTH) -> Iterator[str]:
-    """Return the lines of the sentences, each from the start of a line; a number stays beside its " %"."""
+    """Yield the lines of sentences, each sentence from the start of a line; a number and its " %" stay on one line."""
     wrapper = textwrap.TextWrapper(width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
     for sentence in sentences:
         for line in wrapper.wrap(sentence.replace(" %", _SHARE)):
@@ -92,7 +92,7 @@ def _recording(verdict: Verdict, meta: Meta) -> str:
 
 
 def _whole(verdict: Verdict) -> Iterator[str]:
-    """Yield the lines about all time: of running and waiting threads, and of idle ones."""
+    """Yield the lines about the total: of running and waiting threads, and of idle ones."""
     running, runq = verdict.running, verdict.runq
     blocked = verdict.weight - (running or 0) - (runq or 0)
     parts = ((running, "running"), (runq, "waiting for a CPU"), (blocked, "blocked"))
@@ -122,7 +122,7 @@ def _row(weight: int, whole: int, unit: Style, *texts: str) -> tuple[str, ...]:
 
 
 def _rows(cause: Cause, whole: int, unit: Style) -> list[tuple[str, ...]]:
-    """Return the cells of the row of a cause; then, unless one function has 90 % of it, a row per place, no share."""
+    """Return the cells of a cause's row; then, unless a function has 90 % of it, of a row per place with no share."""
     words, sole = _thing(cause), len(cause.places) == 1 and 10 * cause.places[0].weight >= 9 * cause.weight
     if sole:
         texts = _place(cause.places[0], words, cause.meaning)[:3]
@@ -141,8 +141,8 @@ def _short(meaning: str) -> str:
 
 
 def _with_object(words: str, name: str, meaning: str) -> str:
-    """Return `words: name`; only `words` for a condition variable if a rule of a program tells the `meaning`, and only
-    `name` if it says what `words` does."""
+    """Return `words: name`. Return `words` alone for a condition variable of a program with a rule (`meaning`), `name`
+    alone for a connection, if `words` is `network`."""
     if meaning and "condition " in name[: len("mostly condition ")]:
         return words
     if words == "network" and name.startswith(("tcp ", "udp ")):
@@ -175,7 +175,7 @@ def _reason(row: Cause | Place) -> str:
 
 
 def _peers(peers: Peers, total: int) -> str:
-    """Return `held by a 60 %, b 30 %, +1`; "" for too small a part of `total`, ns, the weight of all waits of a row."""
+    """Return `held by a 60 %, b 30 %, +1`; "" if peers have too small a part of `total`, the weight of a row in ns."""
     named = sum(peers.comms.values())
     if 100 * named < PEERS_PERCENT * total:
         return ""
@@ -192,7 +192,7 @@ def _threads(threads: Threads) -> str:
 
 
 def _laid_out(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Return the lines of the table: titles, then the rows; cut the widest columns until they fit."""
+    """Yield the lines of the table: titles, then the rows; the columns that are too wide are cut until they fit."""
     columns = list(zip(_TITLES, *rows, strict=True))
     widths = [max(map(display_width, column)) for column in columns]
     while sum(widths) + 2 * len(widths) > WIDTH + 2:
@@ -207,14 +207,14 @@ def _laid_out(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def cause_words(wait_class: str, program: str, meaning: str) -> str:
-    """Return `lock waits`, or the meaning by a rule of a program: `waits for a heavyweight lock (postgres)`."""
+    """Return `lock waits`, or the meaning by a rule on a program: `waits for a heavyweight lock (postgres)`."""
     if meaning:
         return f"waits for {_short(meaning)} ({printable(program)})"
     return "waits for a CPU" if wait_class == "runqueue" else f"{wait_class} waits"
 
 
 def names_text(comms: Sequence[str]) -> str:
-    """Return the first names, and the number of the others."""
+    """Return the first names, and the number of the others: `a, b and 3 other names`."""
     shown = comms if len(comms) <= _COMMS + 1 else comms[:_COMMS]
     more = len(comms) - len(shown)
     return _listed([*shown, *([f"{more} other names"] if more else [])])
@@ -267,7 +267,7 @@ def _unit(ns: int) -> str:
 
 
 def time_text(ns: int) -> str:
-    """Return a time in the unit that suits it: `2.010 s`, `268.912 ms`."""
+    """Format a time, given in ns, in the unit that suits it: `2.010 s`, `268.912 ms`."""
     return f"{amount(ns, 'ns', Style(unit=_unit(ns)))} {_unit(ns)}"
 
 
