@@ -68,12 +68,9 @@ def holders_of(profile: Profile) -> Holders:
     by_timer = samples.has(SampleFlag.WAKER_INTERRUPT)
     cut_off = _ended_with_process(profile, np.flatnonzero(woken | (believed & ~blocked & ~by_timer)))
     woken &= ~cut_off
-    return Holders(
-        np.where(believed, asked, -1).astype(np.int32),
-        np.where(woken, samples.waker_tid, -1).astype(np.int32),
-        cut_off,
-        int(((asked >= 0) & ~believed).sum()),
-    )
+    held, released = np.where(believed, asked, -1), np.where(woken, samples.waker_tid, -1)
+    refused = int(((asked >= 0) & ~believed).sum())
+    return Holders(held.astype(np.int32), released.astype(np.int32), cut_off, refused)
 
 
 def _ended_with_process(profile: Profile, rows: I64) -> Bool:
@@ -140,13 +137,9 @@ def held_time(profile: Profile, holders: Holders, chosen: Bool) -> HeldTime:
     first, group_of = group(moments.object[rows], tid[rows])
     runs = np.stack([moments.object[rows], moments.queue[rows], tid[rows]])
     is_new = np.append(True, (runs[:, 1:] != runs[:, :-1]).any(axis=0))[: len(rows)]
-    return HeldTime(
-        moments.object[rows][first],
-        tid[rows][first],
-        sum_by(group_of, weight[rows], len(first)),
-        sum_by(group_of, is_new, len(first)),
-        moments.time_ns[rows][first],
-    )
+    held_object, holder, time_ns = (column[rows[first]] for column in (moments.object, tid, moments.time_ns))
+    sums, times = (sum_by(group_of, values, len(first)) for values in (weight[rows], is_new))
+    return HeldTime(held_object, holder, sums, times, time_ns)
 
 
 def longest_holders(profile: Profile, holders: Holders) -> I32:

@@ -37,12 +37,7 @@ def fold_interpreters(profile: Profile) -> Profile:
     pairs, inverse = np.unique(np.stack([kind, frames.dso.astype(np.int64)]), axis=1, return_inverse=True)
     strings = strings.copy()
     names = strings.intern_all(["", *INTERPRETERS])
-    added = Frames.filled(
-        pairs.shape[1],
-        symbol=names[pairs[0]],
-        dso=pairs[1].astype(np.uint32),
-        cpumode=np.full(pairs.shape[1], CpuMode.USER),
-    )
+    added = Frames.filled(pairs.shape[1], symbol=names[pairs[0]], dso=pairs[1], cpumode=CpuMode.USER)
     shown = np.where(kind > 0, len(frames) + inverse.reshape(-1), np.arange(len(frames)))
     frame, parent = stacks.frame.astype(np.int64), stacks.parent.astype(np.int64)
     kind = np.append(kind[frame], 0)

@@ -105,7 +105,7 @@ def paths_with_wakers(
     stacks, inverse = np.unique(samples.waker_stack[rows], return_inverse=True)
     if not len(stacks):
         return build_paths(profile, options, rooted=rooted, merged=merged), np.full(len(samples), -1)
-    wakers = ProfileSamples.filled(len(stacks), stack=stacks, flags=np.full(len(stacks), SampleFlag.OFFCPU))
+    wakers = ProfileSamples.filled(len(stacks), stack=stacks, flags=SampleFlag.OFFCPU)
     both = replace(profile, samples=ProfileSamples.concat([samples, wakers]))
     tree = build_paths(both, replace(options, state=False), rooted=rooted, merged=merged)
     node = np.full(len(samples), -1)

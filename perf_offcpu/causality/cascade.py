@@ -111,19 +111,10 @@ def cascade_of(profile: Profile, timeline: Timeline, chosen: Bool | None = None)
     waits.held[threads, Held.RUNNING] -= queued
     waits.held[threads, Held.RUNNABLE] += queued
     rows = np.flatnonzero(waits.carried + waits.kept + own)
-    return Cascade(
-        waits.tracks,
-        waits.track[rows],
-        waits.target[rows],
-        waits.row[rows],
-        own[rows],
-        waits.carried[rows],
-        waits.kept[rows],
-        waits.held,
-        waits.held_up,
-        depth,
-        int(profile.samples.period[unplaced].sum()),
-    )
+    track, target, row = waits.track[rows], waits.target[rows], waits.row[rows]
+    weights = own[rows], waits.carried[rows], waits.kept[rows]
+    unplaced_ns = int(profile.samples.period[unplaced].sum())
+    return Cascade(waits.tracks, track, target, row, *weights, waits.held, waits.held_up, depth, unplaced_ns)
 
 
 @mutable

@@ -95,20 +95,11 @@ def critical_path(profile: Profile, timeline: Timeline, root: int, begin_ns: int
     hosts = host_of(np.array([walk.tracks[root].tid]), profile.meta).tolist()
     spans = _without_pauses(spans, pauses_of(profile, timeline, hosts))
     sums = profile.is_offcpu() & samples.has(SUM_FLAGS)
+    summed_ns = sum_by(timeline.track[sums], samples.period[sums], len(walk.tracks))
     queued = CpuWaits(profile, walk.tracks).of(spans.track, spans.end - spans.begin)
-    return CriticalPath(
-        walk.tracks,
-        root,
-        spans.begin + origin,
-        spans.end + origin,
-        spans.track,
-        spans.doing,
-        spans.wait,
-        spans.hop,
-        Hops.concat(hops),
-        sum_by(timeline.track[sums], samples.period[sums], len(walk.tracks)),
-        np.where(spans.doing == Doing.RUNNING, queued, 0),
-    )
+    queued_ns = np.where(spans.doing == Doing.RUNNING, queued, 0)
+    segments = spans.begin + origin, spans.end + origin, spans.track, spans.doing, spans.wait, spans.hop
+    return CriticalPath(walk.tracks, root, *segments, Hops.concat(hops), summed_ns, queued_ns)
 
 
 class _Spans(Table):

@@ -57,20 +57,13 @@ def path_rows(profile: Profile, timeline: Timeline, path: CriticalPath) -> list[
     sampled = set(cell.tolist())
     spent = [(index, int(ns[index]), labels[label[row]][1]) for index, row in enumerate(first) if index not in sampled]
     spent += zip(cell.tolist(), parts.tolist(), (functions[row] for row in function[first_sample]), strict=True)
-    path_rows = [
-        PathRow(
-            names[comm[path.track[first[index]]]],
-            Doing(path.doing[first[index]]),
-            labels[label[first[index]]][0],
-            function_name,
-            time,
-            int(segments[index]),
-        )
-        for index, time, function_name in spent
-    ]
-    return sorted(
-        _with_queued(path, path_rows), key=lambda row: (-row.ns, row.comm, row.doing, row.wait_class, row.function)
-    )
+    path_rows = []
+    for index, time, function_name in spent:
+        row = first[index]
+        facts = names[comm[path.track[row]]], Doing(path.doing[row]), labels[label[row]][0], function_name
+        path_rows.append(PathRow(*facts, time, int(segments[index])))
+    made = _with_queued(path, path_rows)
+    return sorted(made, key=lambda row: (-row.ns, row.comm, row.doing, row.wait_class, row.function))
 
 
 def _with_queued(path: CriticalPath, rows: list[PathRow]) -> list[PathRow]:

@@ -65,24 +65,16 @@ def path_profile(profile: Profile, timeline: Timeline, path: CriticalPath) -> Pr
     chain, doing, stack, weight, count = _cells(profile, timeline, path, chains)
     strings = profile.strings.copy()
     texts = [*_STATES.values(), *(f"{WOKEN_BY} {comm}" for comm in chains.comms)]
-    added = Frames.filled(len(texts), symbol=strings.intern_all(texts), cpumode=np.full(len(texts), CpuMode.USER))
+    added = Frames.filled(len(texts), symbol=strings.intern_all(texts), cpumode=CpuMode.USER)
     rows = _frame_rows(profile, chains, chain, doing, stack)
     parent, frame, leaf = build_stack_tree(Ragged.from_lists(list(rows)))
     root, offcpu = path.tracks[path.root], profile.samples.evsel[profile.is_offcpu()]
     event = max(0, int(offcpu[0])) if len(offcpu) else 0
     evsels = list(profile.evsels)
     evsels[event] = replace(evsels[event], name=f"critical path of {root.label}")
-    samples = ProfileSamples.filled(
-        len(weight),
-        period=weight,
-        stack=leaf,
-        count=count,
-        evsel=np.full(len(weight), event),
-        pid=np.full(len(weight), root.pid),
-        tid=np.full(len(weight), root.tid),
-        comm=np.full(len(weight), strings.intern(root.comm)),
-        flags=np.full(len(weight), SampleFlag.OFFCPU | SampleFlag.AGGREGATED),
-    )
+    shared = {"evsel": event, "pid": root.pid, "tid": root.tid, "comm": strings.intern(root.comm)}
+    shared["flags"] = SampleFlag.OFFCPU | SampleFlag.AGGREGATED
+    samples = ProfileSamples.filled(len(weight), period=weight, stack=leaf, count=count, **shared)
     frames = Frames.concat([profile.frames, added])
     stacks = Stacks(parent, frame)
     return replace(profile, samples=samples, stacks=stacks, frames=frames, strings=strings, evsels=evsels)

@@ -82,16 +82,9 @@ def bottlenecks_of(profile: Profile, timeline: Timeline, cascade: Cascade, budge
     shown = [*for_cpu, *(_bottleneck(part, graph, stacks) for part in parts[:_SHOWN])]
     shown = sorted(shown, key=lambda part: -ranks[part.members[0]])[:_SHOWN]
     held, total = sum(part.held_ns for part in shown), cascade.total_ns + sum(part.held_ns for part in for_cpu)
-    return Bottlenecks(
-        profile.meta.source,
-        total,
-        cascade.unplaced_ns,
-        shown,
-        len(parts) + len(for_cpu) - len(shown),
-        total - held,
-        graph.graph["dropped"],
-        bool((profile.samples.waker_tid >= 0).any()),
-    )
+    others = len(parts) + len(for_cpu) - len(shown), total - held
+    dropped, has_wakers = graph.graph["dropped"], bool((profile.samples.waker_tid >= 0).any())
+    return Bottlenecks(profile.meta.source, total, cascade.unplaced_ns, shown, *others, dropped, has_wakers)
 
 
 def _slept(name: str, graph: Any) -> int:

@@ -56,22 +56,11 @@ def report_of(profile: Profile, timeline: Timeline, path: CriticalPath) -> PathR
     root, ran = path.tracks[path.root], path.doing == Doing.RUNNING
     running = sum_by(path.track[ran], path.length_ns[ran], len(path.tracks))
     summed = int(np.minimum(running, path.summed_ns).sum())
-    return PathReport(
-        profile.meta.source,
-        root.comm,
-        root.pid,
-        root.tid,
-        int(path.begin_ns[0]),
-        int(path.end_ns[-1]),
-        len(path.hops.wait),
-        path_rows(profile, timeline, path),
-        hop_rows(path, chains_of(profile, path)),
-        rivals(profile, timeline, path),
-        bool((profile.samples.waker_tid >= 0).any()),
-        summed,
-        int(path.queued_ns.sum()),
-        lost_fields(profile),
-    )
+    preempted, has_wakers = int(path.queued_ns.sum()), bool((profile.samples.waker_tid >= 0).any())
+    thread = profile.meta.source, root.comm, root.pid, root.tid, int(path.begin_ns[0]), int(path.end_ns[-1])
+    rows, hops = path_rows(profile, timeline, path), hop_rows(path, chains_of(profile, path))
+    others, losses = rivals(profile, timeline, path), lost_fields(profile)
+    return PathReport(*thread, len(path.hops.wait), rows, hops, others, has_wakers, summed, preempted, losses)
 
 
 def document(report: PathReport) -> dict[str, Any]:

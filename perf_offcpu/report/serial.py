@@ -189,16 +189,10 @@ def _lone_waits(profile: Profile, table: WaitTable, parallelism: Parallelism, ch
     labels = [*rows_of, ""]
     counted = np.bincount(group_of, minlength=len(first)).tolist()
     sums = [sum_by(group_of, column, len(first)).tolist() for column in (end - begin, with_one, none)]
-    lone_waits = [
-        LoneWaits(
-            labels[comm[row]],
-            WaitClass(waits.wait_class[row]).label,
-            causes.names[causes.function[row]],
-            labels[waker[row]],
-            *numbers,
-        )
-        for row, *numbers in zip(first.tolist(), counted, *sums, strict=True)
-    ]
+    lone_waits = []
+    for row, *numbers in zip(first.tolist(), counted, *sums, strict=True):
+        wait_class, function = WaitClass(waits.wait_class[row]).label, causes.names[causes.function[row]]
+        lone_waits.append(LoneWaits(labels[comm[row]], wait_class, function, labels[waker[row]], *numbers))
     return sorted(lone_waits, key=lambda row: (-row.one, -row.waited, row.comm, row.function, row.waker))
 
 

@@ -131,14 +131,8 @@ def _rows(profile: Profile, lives: Lives, row_of: I64, number: int) -> list[Budg
     return rows
 
 
-BLOCKED = {
-    "S": "interruptible_ns",
-    "D": "uninterruptible_ns",
-    "I": "idle_ns",
-    "T": "stopped_ns",
-    "Q": "throttled_ns",
-    "": "other_ns",
-}
+BLOCKED = {"S": "interruptible_ns", "D": "uninterruptible_ns", "I": "idle_ns", "T": "stopped_ns"}
+BLOCKED |= {"Q": "throttled_ns", "": "other_ns"}
 """State letter → column of Budget."""
 
 
@@ -152,16 +146,11 @@ def counted_lives(profile: Profile) -> Lives:
         return sum_by(group_of, column, len(first))
 
     tid = budget.tid[first]
-    return Lives(
-        budget.pid[first],
-        tid,
-        profile.comms_at(tid, max_by(group_of, budget.end_ns, len(first))),
-        sums(budget.end_ns - budget.begin_ns),
-        sums(budget.running_ns),
-        sums(budget.runnable_ns + budget.preempted_ns),
-        {letter: sums(getattr(budget, name)) for letter, name in BLOCKED.items()},
-        _cgroups(profile, tid),
-    )
+    comm = profile.comms_at(tid, max_by(group_of, budget.end_ns, len(first)))
+    wall, running = sums(budget.end_ns - budget.begin_ns), sums(budget.running_ns)
+    runnable = sums(budget.runnable_ns + budget.preempted_ns)
+    blocked = {letter: sums(getattr(budget, name)) for letter, name in BLOCKED.items()}
+    return Lives(budget.pid[first], tid, comm, wall, running, runnable, blocked, _cgroups(profile, tid))
 
 
 def _cgroups(profile: Profile, tids: I32) -> I64:
@@ -189,17 +178,9 @@ def _derived(profile: Profile) -> Lives | None:
     def column(letter: str) -> I64:
         return np.array([row.get(letter, 0) for row in states], np.int64)
 
-    runnable = queued + column("R")
-    return Lives(
-        samples.pid[first],
-        samples.tid[first],
-        samples.comm[first].astype(np.int64),
-        _lives(profile, samples.tid[first]),
-        None,
-        runnable,
-        {letter: column(letter) for letter in letters if letter != "R"},
-        samples.cgroup[first].view(np.int64),
-    )
+    pid, tid, comm = samples.pid[first], samples.tid[first], samples.comm[first].astype(np.int64)
+    blocked, cgroup = {letter: column(letter) for letter in letters if letter != "R"}, samples.cgroup[first]
+    return Lives(pid, tid, comm, _lives(profile, tid), None, queued + column("R"), blocked, cgroup.view(np.int64))
 
 
 def _lives(profile: Profile, tids: I32) -> I64:

@@ -275,15 +275,10 @@ _SEMAPHORE = {0: "a semaphore that nobody posted", ObjectFact.BY_OTHERS: "a sema
 UNSIGNALLED = frozenset((_CONDITION[0], _SEMAPHORE[0]))
 _CONNECTED, _INWARD, _OF_SEVERAL = 1 << 8, 1 << 9, 1 << 10
 _OF_KIND = {
-    ObjectKind.FILE: WaitClass.DISK,
-    ObjectKind.DIRECTORY: WaitClass.DISK,
-    ObjectKind.BLOCK: WaitClass.DISK,
-    ObjectKind.PIPE: WaitClass.PIPE,
-    ObjectKind.MESSAGES: WaitClass.PIPE,
-    ObjectKind.SOCKET: WaitClass.NETWORK,
-    ObjectKind.ANONYMOUS: WaitClass.POLL,
-    ObjectKind.PROCESS: WaitClass.CHILD,
-    ObjectKind.KERNEL_LOCK: WaitClass.LOCK,
+    **dict.fromkeys((ObjectKind.FILE, ObjectKind.DIRECTORY, ObjectKind.BLOCK), WaitClass.DISK),
+    **dict.fromkeys((ObjectKind.PIPE, ObjectKind.MESSAGES), WaitClass.PIPE),
+    **{ObjectKind.SOCKET: WaitClass.NETWORK, ObjectKind.ANONYMOUS: WaitClass.POLL},
+    **{ObjectKind.PROCESS: WaitClass.CHILD, ObjectKind.KERNEL_LOCK: WaitClass.LOCK},
 }
 _OF_NAME = {
     (ObjectKind.ANONYMOUS, "[timerfd]"): WaitClass.SLEEP,

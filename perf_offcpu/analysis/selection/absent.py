@@ -15,6 +15,10 @@ from perf_offcpu.model.profile import Profile
 from perf_offcpu.text import printable
 
 _SHOWN = 8
+_OPTIONS = """
+    comm=comms pid=pids tid=tids cpu=cpus cgroup=cgroups container=containers time=windows state=states class=classes
+    min-dur=min_ns object=objects lock=locks
+"""  # options that set criteria, with their fields in Selection
 
 
 def absent_values(profile: Profile, selection: Selection) -> list[str]:
@@ -26,20 +30,8 @@ def absent_values(profile: Profile, selection: Selection) -> list[str]:
 
 
 def _not_at_once(profile: Profile, selection: Selection) -> Iterator[str]:
-    values = {
-        "comm": selection.comms,
-        "pid": selection.pids,
-        "tid": selection.tids,
-        "cpu": selection.cpus,
-        "cgroup": selection.cgroups,
-        "time": selection.windows,
-        "state": selection.states,
-        "class": selection.classes,
-        "min-dur": selection.min_ns,
-        "object": selection.objects,
-        "lock": selection.locks,
-    }
-    options = [f"--{option}" for option, value in values.items() if value]
+    pairs = (pair.split("=") for pair in _OPTIONS.split())
+    options = [f"--{option}" for option, field in pairs if getattr(selection, field)]
     if len(options) > 1 and len(profile.samples):
         yield f"no sample matches {', '.join(options[:-1])} and {options[-1]} at once"
 

@@ -130,12 +130,6 @@ def waker_graph_of(profile: Profile, per_thread: bool) -> WakerGraph:
     first, group_of = group(waker[rows], sleeper[rows])
     blocked = samples.period[rows] - np.maximum(samples.runq_ns[rows], 0)
     length = (samples.length_ns() - np.maximum(samples.delay_ns(), 0))[rows]
-    return WakerGraph(
-        [*rows_of, INTERRUPT],
-        off_cpu,
-        waker[rows[first]],
-        sleeper[rows[first]],
-        sum_by(group_of, samples.count[rows], len(first)),
-        sum_by(group_of, blocked, len(first)),
-        max_by(group_of, length, len(first)),
-    )
+    count, blocked_ns = (sum_by(group_of, values, len(first)) for values in (samples.count[rows], blocked))
+    longest_ns, edges = max_by(group_of, length, len(first)), rows[first]
+    return WakerGraph([*rows_of, INTERRUPT], off_cpu, waker[edges], sleeper[edges], count, blocked_ns, longest_ns)

@@ -141,14 +141,9 @@ class _Comparer:
         order = np.lexsort((-both, -np.abs(change), is_noise))
         real = int((~is_noise).sum())
         shown = order if limit is None else order[: min(limit, real)]
-        return Table(
-            keys,
-            self._rows(groups, shown, before, after, noise),
-            _cut(before, after, order[len(shown) : real]),
-            _cut(before, after, np.flatnonzero(is_noise)),
-            errors,
-            groups,
-        )
+        rows = self._rows(groups, shown, before, after, noise)
+        more, left_out = (_cut(before, after, cut) for cut in (order[len(shown) : real], np.flatnonzero(is_noise)))
+        return Table(keys, rows, more, left_out, errors, groups)
 
     def _error(self, group_of_side: tuple[I64, I64], groups: int, before: F64, after: F64) -> F64:
         """Return float64[groups]: the standard error of each change, by the lengths of waits."""

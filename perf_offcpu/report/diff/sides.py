@@ -71,16 +71,9 @@ def side_of(
     for_work = np.zeros(len(chosen), np.bool_)
     for_work[chosen] = waits.for_work
     idle = of_idle_threads(profile, for_work)[chosen] if whole else np.zeros(int(chosen.sum()), np.bool_)
-    return Side(
-        profile,
-        subject,
-        shows_waits(subject, [profile.evsels[row] for row in rows.tolist()]),
-        waits,
-        causes_of(subject, waits),
-        idle,
-        recorded,
-        1e9 / recorded.total_ns if per.name == "second" else 1 / units,
-    )
+    is_offcpu = shows_waits(subject, [profile.evsels[row] for row in rows.tolist()])
+    scale = 1e9 / recorded.total_ns if per.name == "second" else 1 / units
+    return Side(profile, subject, is_offcpu, waits, causes_of(subject, waits), idle, recorded, scale)
 
 
 def common_unit(old: Side, new: Side) -> str:

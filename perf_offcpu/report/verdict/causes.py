@@ -188,19 +188,10 @@ def _cause(profile: Profile, waits: Waits, causes: Causes, cells: Cells) -> Caus
         part, name = cells.take(function_of == index), causes.names[cells.function[first[index]]]
         facts = (part.threads(profile), *_object(profile, part), _peers_of(profile, part), _network(part))
         places.append(Place(name, weights[index], *facts))
-    return Cause(
-        WaitClass(cells.wait_class[0]).label,
-        rule.program if rule else "",
-        rule.meaning if rule else "",
-        total,
-        cells.threads(profile),
-        len(distinct(cells.function)),
-        places,
-        _peers_of(profile, cells),
-        _network(cells),
-        {},
-        "",
-    )
+    program, meaning = (rule.program, rule.meaning) if rule else ("", "")
+    threads, functions, peers = cells.threads(profile), len(distinct(cells.function)), _peers_of(profile, cells)
+    label, network = WaitClass(cells.wait_class[0]).label, _network(cells)
+    return Cause(label, program, meaning, total, threads, functions, places, peers, network, {}, "")
 
 
 def _object(profile: Profile, cells: Cells) -> tuple[str, str]:

@@ -23,12 +23,7 @@ from perf_offcpu.model.profile import ObjectFact, Profile
 from perf_offcpu.model.recording import Meta, SampleFlag
 from perf_offcpu.report.verdict.causes import Kind
 
-_PASSIVE: Final = [
-    *(WaitClass.POLL, WaitClass.SLEEP, WaitClass.PIPE),
-    WaitClass.NETWORK,
-    WaitClass.CHILD,
-    WaitClass.OTHER,
-]
+_PASSIVE: Final = [WaitClass.POLL, WaitClass.SLEEP, WaitClass.PIPE, WaitClass.NETWORK, WaitClass.CHILD, WaitClass.OTHER]
 """Classes of waits that do not show that their thread does anything, in a recording of the whole machine."""
 _PASSIVE_PERCENT, _NAPPING_PERCENT = 99, 90
 _AWAITED_PART: Final = 10

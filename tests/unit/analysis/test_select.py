@@ -151,6 +151,7 @@ def test_selected_rows_are_those_of_the_selected_samples(selection: Selection) -
     (Selection(pids=(1,), tids=(8,)), ["no pid 1 in the recording, which has 7"]), (Selection(cpus=(3,)), []),
     (Selection(states=("T",)), ["no state T in the recording, which has S, D"]),
     (Selection(pids=(7,), cpus=(3,), states=("S",)), ["no sample matches --pid, --cpu and --state at once"]),
+    (Selection(containers=("db",), min_ns=1000), ["no sample matches --container and --min-dur at once"]),
     (Selection(classes=(WaitClass.POLL,)), ["no class poll in the recording, which has lock, disk"]),
 ])  # fmt: skip
 def test_absent_values(selection: Selection, sentences: list[str]) -> None:
