@@ -91,7 +91,7 @@ def _ended_with_process(profile: Profile, rows: I64) -> Bool:
 
 
 def is_shared(profile: Profile) -> Bool:
-    """Return bool[samples]: True if the object is in shared memory, or several processes wait for one of its name."""
+    """Return bool[samples]: True if the object is in shared memory, or several processes wait for its name."""
     samples = profile.samples
     name = np.append(profile.objects.name, 0)[samples.object].astype(np.int64)
     first, _ = group(name, samples.pid)
@@ -101,8 +101,7 @@ def is_shared(profile: Profile) -> Bool:
 
 
 def _lived(profile: Profile, rows: I64, tid: I32, time_ns: I64, shared: Bool) -> Bool:
-    """Return bool[rows]: True if thread `tid` lived at `time_ns` (columns by sample) in the sleeper's process, or in
-    any if `shared`."""
+    """Return bool[rows]: True if thread `tid` lived at `time_ns` in the sleeper's process; where `shared`, in any."""
     tasks, tid, time_ns = profile.tasks, tid[rows], time_ns[rows]
     row = rows_at(tasks.tid, tasks.begin_ns, tid, time_ns)
     begin, end, pid = (np.append(column, -1)[row] for column in (tasks.begin_ns, tasks.end_ns, tasks.pid))
@@ -161,8 +160,8 @@ def spans_of(samples: ProfileSamples) -> tuple[I64, I64]:
 
 
 class _Moments:
-    """Begins and ends of waits as columns, sorted by object, then time. `rows`: int64[n], samples of the waits. A queue
-    is a number for the moments of an object between which some thread waits."""
+    """Begins and ends of waits as columns, sorted by object, then time. `rows`: int64[n], samples of the waits.
+    `queue`: int64[moments], number of the time, without a break, in which some thread waits for the object."""
 
     def __init__(self, samples: ProfileSamples, holders: Holders, rows: I64) -> None:
         begin, end = (column[rows] for column in spans_of(samples))
@@ -208,7 +207,7 @@ class _Moments:
 
     def longest_holder(self) -> I64:
         """Return int64[rows]: tid of the thread that held the object longest, without a break, during each wait; -1 if
-        it is not known, or for longer not known."""
+        the holder is not known, or is not known for longer than that."""
         holder, time = self.holder(), self.time_ns
         begin, end = np.split(self._place, 2)
         is_first = np.append(True, (holder[1:] != holder[:-1]) | (self.object[1:] != self.object[:-1]))

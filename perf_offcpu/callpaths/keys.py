@@ -60,7 +60,7 @@ def cgroup_label(profile: Profile, cgroup: int) -> str:
 
 
 def _container(profile: Profile) -> tuple[I64, Label]:
-    """Return `column_of` the names of containers and services, by the paths of cgroups."""
+    """Return what `column_of` returns, for names of containers and services, by the paths of cgroups."""
     values, row_of = np.unique(profile.samples.cgroup, return_inverse=True)
     names = [container_of(profile.cgroups.get(cgroup, "")) for cgroup in values.tolist()]
     labels, column = np.unique([printable(name) or UNKNOWN for name in names], return_inverse=True)
@@ -102,7 +102,7 @@ def _state(profile: Profile) -> tuple[I64, Label]:
 
 
 def _waker(profile: Profile) -> tuple[I64, Label]:
-    """Return `column_of` the waker's comm at the wake-up. All interrupts are one value; sums have no waker."""
+    """Return what `column_of` returns, for the waker's comm. All interrupts are one value; sums have no waker."""
     samples, comms = profile.samples, profile.comms
     row = rows_at(comms.tid, comms.begin_ns, samples.waker_tid, samples.wakeup_ns)
     column = np.append(comms.comm, 0).astype(np.int64)[row]
@@ -115,7 +115,7 @@ def _waker(profile: Profile) -> tuple[I64, Label]:
 
 
 def object_column(profile: Profile, *, lasting: bool = False) -> tuple[I64, Label]:
-    """Return `column_of` the names of objects; if `lasting`, without addresses and ids, to compare two recordings."""
+    """Return what `column_of` returns, for objects; `lasting`: names without addresses and ids, for comparisons."""
     samples, objects, strings = profile.samples, profile.objects, profile.strings
     named, names = samples.object >= 0, objects.stable if lasting else objects.name
     column = np.append(names, 0).astype(np.int64)[samples.object]
@@ -138,7 +138,7 @@ class Texts:
 
 
 def sample_texts(profile: Profile, waits: Waits) -> dict[str, Texts]:
-    """Return name, as in `convert.dataframe.COLUMNS`, → the texts of all samples in this column."""
+    """Return column name (see `convert.dataframe.COLUMNS`) → texts of all samples."""
     samples, offcpu = profile.samples, profile.is_offcpu()
     events = [event.name for event in profile.evsels]
     network = network_of(profile, waits).cause

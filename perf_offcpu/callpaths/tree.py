@@ -115,8 +115,7 @@ def paths_with_wakers(
 
 
 def marks_of(samples: ProfileSamples) -> tuple[U8, U8]:
-    """Return uint8[samples] twice: index in MARKS of the mark after the root; 1 if the kernel part (leaf) is
-    missing."""
+    """Return uint8[samples] twice: index in MARKS of the mark after the root; 1 where kernel frames are missing."""
     bare = samples.stack < 0
     user_lost = samples.has(SampleFlag.NO_USER_STACK | SampleFlag.UNMERGED)
     kernel_lost = samples.has(SampleFlag.NO_KERNEL_STACK)
@@ -239,11 +238,11 @@ class _Builder:
         return name_of_frame
 
     def add_leaves(self, node: I64, code: NDArray[np.integer], labels: Sequence[str]) -> I64:
-        """Add a mark `labels[code[i]]` below node[i] unless the code is 0; return int64[groups]: the new leaves."""
+        """Add a mark `labels[code[i]]` below node[i] unless the code is 0; return int64[groups]: each last node."""
         return self.add_names(node, code, [Name(label, "", NameKind.MARK) for label in labels])
 
     def add_names(self, node: I64, code: NDArray[np.integer], names: list[Name]) -> I64:
-        """Add a node `names[code[i]]` below node[i] unless the code is 0; return int64[groups]: the new leaves."""
+        """Add a node `names[code[i]]` below node[i] unless the code is 0; return int64[groups]: each last node."""
         offset = self._new_names(names)
         node, marked = node.copy(), np.flatnonzero(code)
         node[marked] = self._add(node[marked], offset + code[marked].astype(np.int64))
@@ -252,7 +251,7 @@ class _Builder:
 
 @mutable
 class _Level:
-    """The k distinct (base, stack) pairs of one depth of stacks: nodes on the way from roots to leaves of groups."""
+    """Nodes of one depth below roots, while stacks are added: k distinct pairs of base node and row in stacks."""
 
     base: I64  # int64[k], the node below which the stack hangs
     stack: I64  # int64[k], rows in the profile's stacks, all of one depth

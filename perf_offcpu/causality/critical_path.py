@@ -121,10 +121,9 @@ class _Walk(WaitTable):
     """Explains what threads did in spans of time, all spans of one depth at once."""
 
     def explain(self, spans: _Spans, woke: I64, first_hop: int, *, follow: bool) -> tuple[_Spans, _Spans, I64, Hops]:
-        """Explain the spans of one depth. Return (segments, spans, woke, hops): the explained parts; spans of the
-        wakers of the other parts, for the next depth, with their `woke`, and the hops to them. `woke`: int64[spans],
-        the time at which the span's thread woke the thread that waits for it. `first_hop`: row in `CriticalPath.hops`
-        of the first new hop."""
+        """Explain the spans of one depth. Return (segments, spans, woke, hops): explained parts; spans of wakers of the
+        other parts, for the next depth, with their `woke`, and the hops to them. `woke`: int64[spans], when the span's
+        thread woke the thread that waits for it. `first_hop`: row in `CriticalPath.hops` of the first new hop."""
         unknown, spans, woke = self._not_recorded(spans, woke)
         span_of, wait = self.overlapping(spans.track, spans.begin, spans.end)
         begin = np.maximum(self.begin[wait], spans.begin[span_of])
@@ -143,8 +142,7 @@ class _Walk(WaitTable):
         return explained.take(explained.end > explained.begin), deeper, self.queued[wait[to_waker]], hops
 
     def _not_recorded(self, spans: _Spans, woke: I64) -> tuple[_Spans, _Spans, I64]:
-        """Return (parts of spans before their thread's birth, or of threads without samples; other parts; `woke` of
-        those)."""
+        """Return (parts of spans before their thread's birth, or of one without samples; other parts; their `woke`)."""
         begin = np.where(self.known[spans.track], np.maximum(spans.begin, self.born[spans.track]), spans.end)
         begin = np.minimum(begin, spans.end)
         unknown = spans.with_columns(end=begin, wait=np.full(len(spans), -1)).doing_all(Doing.NOT_RECORDED)
@@ -203,9 +201,8 @@ def choose_thread(timeline: Timeline, selection: Selection) -> int:
 
 
 def window_of(profile: Profile, timeline: Timeline, thread: int, windows: tuple[Window, ...]) -> tuple[int, int]:
-    """Return (begin, end), ns of the recording's clock: the known life of `thread` (row of tracks: birth, exit,
-    samples), or its part in the window. Raise UsageError for several windows, or a window without any part of that
-    life."""
+    """Return (begin, end), ns of the recording's clock: the known life of `thread`, a row of tracks, by birth, exit and
+    samples, or its part in the window. Raise UsageError for several windows, or if no part is in it."""
     if len(windows) > 1:
         raise UsageError("--critical-path: --time names more than one window")
     track, tasks = timeline.tracks[thread], profile.tasks

@@ -259,8 +259,7 @@ class Snapshots:
 
 def build_stack_tree(chains: Ragged) -> tuple[I32, I32, I32]:
     """Build the tree of n callchains of frame ids (below 2^31, leaf first). Return (parent, frame, stack):
-    int32[nodes], parent node, -1 for a root; int32[nodes], frame id; int32[n], node of each chain's leaf, -1 if it is
-    empty."""
+    int32[nodes], parent node, -1 for a root; int32[nodes], frame id; int32[n], node of each chain's leaf, -1: empty."""
     lengths = chains.lengths
     order = np.argsort(-lengths, kind="stable")  # longest first: the chains alive at depth d are a prefix
     alive_at = np.searchsorted(-lengths[order], -np.arange(1, int(lengths.max(initial=0)) + 1), side="right")

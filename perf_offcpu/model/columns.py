@@ -309,7 +309,7 @@ def _dense(column: NDArray[Any]) -> tuple[_Keys, int]:
 
 
 def _ranked(key: _Keys, size: int) -> tuple[_Keys, int]:
-    """Map keys, below `size`, to ranks among distinct keys and count these: (integers[n], number). Overwrites `key`."""
+    """Map keys below `size` to ranks among distinct keys: (integers[n], number of ranks). May overwrite `key`."""
     if size > _table_size(len(key)):
         values, rank = np.unique(key, return_inverse=True)
         return rank, len(values)

@@ -95,8 +95,7 @@ class SampleColumns(Table):
     tcp_window_ticks: U32 = _tcp("ticks in which the peer's window was full, since the connection began")
 
     def length_ns(self) -> I64:
-        """Return int64[n]: the length of each wait, ns: `longest_ns` where SAMPLED, else `period` (sum: of all
-        waits)."""
+        """Return int64[n], ns: the length of each wait, of a sum the total: `longest_ns` if SAMPLED, else `period`."""
         sampled = self.has(SampleFlag.SAMPLED) & (self.longest_ns >= 0)
         return np.where(sampled, self.longest_ns, self.period) if sampled.any() else self.period
 

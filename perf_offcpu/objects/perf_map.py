@@ -240,7 +240,7 @@ def _next(following: array[int], place: int) -> int:
 
 
 def _close(following: array[int], low: int, high: int) -> int:
-    """Close the open indices in [low, high), by linking each to the next index, and return their number."""
+    """Close the open indices (see `_next`) in [low, high): link each to the next index. Return their number."""
     count, place = 0, _next(following, low)
     while place < high:
         following[place] = place + 1

@@ -88,7 +88,7 @@ class SymbolTable:
 
     @classmethod
     def from_columns(cls, columns: Mapping[str, NDArray[Any]]) -> "SymbolTable | None":
-        """Return the table that `columns()` made arrays of, without `source`; None if arrays are missing or misfit."""
+        """Return the table whose `columns()` these are, without `source`; None if arrays are missing or misfit."""
         if any(name not in columns or columns[name].dtype != kind for name, kind in _COLUMNS.items()):
             return None
         start, end, reach, name, strings = (columns[name] for name in _COLUMNS)
@@ -135,7 +135,7 @@ class SymbolTable:
 
 
 def page_after(start: U64) -> U64:
-    """Return uint64[n]: the ends that perf guesses for last symbols of size 0: after the next page."""
+    """Return uint64[n]: the end that perf gives a last symbol of size 0: `start` rounded up to a page, plus a page."""
     pages = start // np.uint64(4096) + (start % np.uint64(4096) != 0) + np.uint64(1)
     ends: U64 = np.maximum(start, pages * np.uint64(4096))
     return ends

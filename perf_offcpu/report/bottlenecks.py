@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find the bottlenecks of a cascade: the threads and devices where most waiting time ends, with stacks. Waits for a CPU
-end at [CPU] and are summed from the threads' budgets. Timers rank without the time of plain sleeps, which hold up no
-other thread."""
+end at [CPU] and are summed from the threads' budgets. Timers rank without plain sleeps, which hold up no thread."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator

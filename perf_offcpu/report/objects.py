@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sum the waits for each object: weight, number of threads, and the threads that held or released it. Objects of one
 name are one row. The weight of a holder is the time of waits while it held the lock (`analysis.holders`). If the
-recorder did not read the words of locks (`--lock-owners`), the threads that ended the waits are shown, with the time of
-these waits, as a whole."""
+recorder did not read words of locks (`--lock-owners`), the threads that ended waits are shown, with these whole
+waits."""
 
 import numpy as np
 
@@ -109,7 +109,7 @@ class _Objects:
     def __init__(
         self, profile: Profile, waits: Waits, holders: Holders, limit: int | None, rows: I64, idle: Bool
     ) -> None:
-        """Group the samples `rows`, and keep the `limit` groups with most weight outside of `idle`, bool[samples]."""
+        """Group the samples `rows`; keep the `limit` groups with most weight that is not `idle` (bool[samples])."""
         self.profile, self.samples, self.waits, self.holders = profile, profile.samples, waits, holders
         names = profile.objects.name[self.samples.object[rows]]
         first, group_of = group(names)
@@ -157,8 +157,7 @@ class _Objects:
         ]
 
     def _held(self, rank_of_name: I64) -> _Hands:
-        """Return the times for which threads held kept objects. `rank_of_name`: int64[strings], rank of object or
-        -1."""
+        """Return the times for which threads held kept objects. `rank_of_name`: int64[strings], rank or -1."""
         with_holder = self.of[(self.holders.held >= 0) & (self.of >= 0)]
         is_held = np.bincount(with_holder, minlength=self.number) > 0
         time = held_time(self.profile, self.holders, np.append(is_held, False)[self.of])

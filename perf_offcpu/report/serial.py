@@ -122,8 +122,7 @@ def _sampled(
     profile: Profile, timeline: Timeline, table: WaitTable, parallelism: Parallelism, chosen: Bool
 ) -> tuple[I64, I64, I64, I64]:
     """Divide the time of each thread among its CPU samples; a sample gets more, the fewer threads ran at its moment.
-    Return int64[k] four times, by track: row of a CPU sample, its track, its ns of `SerialRow.weight` and of
-    `alone`."""
+    Return int64[k] four times, by track: row of a CPU sample, its track, ns of `SerialRow.weight` and of `alone`."""
     rows = of_one_event(profile, np.flatnonzero(timeline.moments & chosen[timeline.track]))
     moment, track = timeline.begin_ns[rows], timeline.track[rows]
     moment_of, wait = table.overlapping(track, moment, moment + 1)

@@ -164,7 +164,7 @@ def lay_out(columns: Sequence[Column], width: int | None) -> Iterator[str]:
 
 
 def fitting(columns: list[Column], width: int | None) -> list[Column]:
-    """Return the columns that fit into a width, without those of highest `spare`; None: all."""
+    """Return the columns that fit into a width (None: all); those with the highest `spare` are left out first."""
     while width is not None and sum(len(_GAP) + column.width for column in columns) > width:
         spare = max(columns, key=lambda column: column.spare)
         if not spare.spare:

@@ -82,7 +82,7 @@ class StackRow:
 
 @frozen
 class Summary:
-    """The report. Rows are sorted by weight, heaviest first; lists may be cut, `total` is not."""
+    """Contents of the report. Rows are sorted by weight, heaviest first; lists may be cut, `total` is not."""
 
     meta: Meta
     events: list[EventRow]

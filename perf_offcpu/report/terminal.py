@@ -240,7 +240,7 @@ def _network(row: ObjectRow) -> str:
 
 def by_text(role: str, by: Mapping[str, int], whole: int) -> str:
     """Return `held by worker 80%, main 15%, not known 5%`; "" if no thread is known, or interrupts alone. `by`: comm →
-    weight, `whole`: the weight of all waits."""
+    weight; `whole`: weight of all waits."""
     if not any(by.values()) or set(by) == {INTERRUPT}:
         return ""
     parts = list(by.items())[:_SHOWN]

@@ -137,7 +137,7 @@ BLOCKED |= {"Q": "throttled_ns", "": "other_ns"}
 
 
 def counted_lives(profile: Profile) -> Lives:
-    """Return the recorded budgets, a row for each thread: a thread has a budget for each time between pauses."""
+    """Return the recorded budgets summed by thread, which has one for each time between pauses."""
     budget, tasks = profile.budget, profile.tasks
     life = rows_at(tasks.tid, tasks.begin_ns, budget.tid, budget.end_ns)
     first, group_of = group(budget.tid, budget.pid, life)

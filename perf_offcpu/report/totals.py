@@ -33,8 +33,7 @@ class Total:
 
 
 def totals_of(samples: ProfileSamples, group_of: I64, groups: int, rows: Bool | None = None) -> list[Total]:
-    """Return the total of each group. `group_of`: int64[samples], -1 none. `rows`: bool[samples] to count; None:
-    all."""
+    """Return the total of each group (`group_of`: int64[samples], -1 none), of the samples in `rows` (None: all)."""
     group_of = group_of if rows is None else np.where(rows, group_of, -1)
     is_sum, lengths = samples.has(SUM_FLAGS), samples.length_ns()
     if is_sum.any():

@@ -126,7 +126,7 @@ class _Judge:
         self._names = {compat: syscall_names(arch, compat=compat) for compat in (False, True)}
 
     def syscall(self, evidence: Evidence, number: int) -> str:
-        """Return the name of system call `number`, in decimal if it has none; if unknown, by the stack; else ""."""
+        """Return the system call's name, by `number` (decimal if nameless), if unknown by the stack; "" for none."""
         if number == SYSCALL_UNKNOWN:
             return evidence.entry_name
         return self._names[evidence.compat >= 0].get(number, str(number)) if number >= 0 else ""

@@ -88,5 +88,5 @@ def _fits(rule: ProgramRule, wait_class: WaitClass, syscall: str, comm: str) -> 
 
 @functools.lru_cache(KEPT_NAMES)
 def fits(rules: str, function: str) -> bool:
-    """Return True if a regular expression in `rules` matches a function's name, with or without its suffixes."""
+    """Return True if a regular expression in `rules` matches a function, with or without its suffixes (DECORATION)."""
     return matches(rules, DECORATION.sub("", function)) or matches(rules, function)

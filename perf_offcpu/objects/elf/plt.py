@@ -49,7 +49,7 @@ class Stubs:
 
 
 def plt_symbols(image: ElfImage, known_symbols: Sequence[tuple[Symbols, bytes]]) -> tuple[Symbols, bytes]:
-    """Return (symbols of PLT stubs, string bytes of the names). `known_symbols`: tables in which IFUNCs are found."""
+    """Return (symbols of PLT stubs, string bytes of their names). `known_symbols`: tables that name IFUNC resolvers."""
     rows, strings = list[tuple[int, ...]](), bytearray(b"\0")
 
     def add(start: int, size: int, name: bytes) -> None:
@@ -107,7 +107,7 @@ def _stubs_of_arm64(image: ElfImage, section: Section) -> Stubs:
 
 
 def slot_names(image: ElfImage, known_symbols: Sequence[tuple[Symbols, bytes]], slots: U64) -> Names:
-    """Return slot → function by its relocation. `slots`: uint64, ascending. `known_symbols`: tables with IFUNCs."""
+    """Return slot → function by its relocation. `slots`: uint64, ascending. `known_symbols`: as in `plt_symbols`."""
     names: Names = {}
     dynamic = image.section_of_type(elf.SectionType.DYNSYM)
     sections = map(image.section_named, (b".rela.dyn", b".rela.plt")) if len(slots) else ()

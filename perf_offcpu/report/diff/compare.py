@@ -22,7 +22,7 @@ _FOR_VERDICT = 25
 
 @frozen
 class Row:
-    """Samples of both recordings with equal values, in sum; `before`, `after`: weights per second, unit or run."""
+    """Samples of both recordings with equal keys, in sum; `before`, `after`: weights per second, unit or run."""
 
     values: tuple[str, ...]  # in the order of the table's keys
     frames: tuple[Name, ...]  # of a stack, root first
@@ -88,12 +88,7 @@ class Comparison:
 
 
 def compare(
-    old: Side,
-    new: Side,
-    per: Per,
-    *,
-    keys: Sequence[str] = ("class",),
-    limits: tuple[int | None, int | None] = (None, None),
+    old: Side, new: Side, per: Per, *, keys: Sequence[str], limits: tuple[int | None, int | None]
 ) -> Comparison:
     """Compare two recordings. `per`: what weights are divided by. `keys`: sort keys (`callpaths.keys`) of the first
     table. `limits`: most rows of a table, most stacks; None: all, noise included. Raise UsageError as `common_unit`."""

@@ -147,7 +147,7 @@ def by_function(old: Side, new: Side) -> Groups:
 
 
 def _united(old: tuple[I64, list[tuple[str, ...]]], new: tuple[I64, list[tuple[str, ...]]]) -> Groups:
-    """Number the groups of two sides alike, by values. Each: (group of each sample, values of each group)."""
+    """Number the groups of two sides alike, by values. Side: (group of each sample, values of each group)."""
     number: dict[tuple[str, ...], int] = {}
     old_groups, new_groups = (
         np.array([number.setdefault(values, len(number)) for values in labels], np.int64)[groups]

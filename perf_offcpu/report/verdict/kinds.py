@@ -175,8 +175,7 @@ def _of_brief_threads(subject: Profile) -> Bool:
 
 
 def _of_passive_threads(profile: Profile, subject: Profile, passive: Bool, percent: int = _PASSIVE_PERCENT) -> Bool:
-    """Return bool[waits]: True if the thread spent `percent` or more of its time, running included, in `passive`
-    ones."""
+    """Return bool[waits]: True if `percent` or more of the thread's time, running included, is in `passive` waits."""
     samples, budget = subject.samples, profile.budget
     ids = np.append(thread_ids(samples.pid, samples.tid), thread_ids(budget.pid, budget.tid))
     first, group_of = group(ids)
