@@ -67,9 +67,9 @@ class LoopTimeRow(NamedTuple):
     waits_for: str
     function: str
     held_by: str  # functions of the tasks that hold the lock
-    tasks: float  # in the mean over time
+    tasks: float  # on average over time
     percent: float  # of the time of all tasks of the loop; of the loop's time if the task blocks it
-    ready: float  # tasks that a task that blocks the loop keeps waiting, in the mean while it does
+    ready: float  # tasks that a task that blocks the loop keeps waiting, on average while it does
 
 
 def loop_rows(profile: Profile) -> list[LoopRow]:
@@ -117,11 +117,11 @@ def loop_time_rows(profile: Profile) -> list[LoopTimeRow]:
 def _time_part(row: LoopTimeRow) -> str:
     where = f" in {row.function}" if row.function else ""
     if row.waits_for == RUNNING:
-        kept = f", {row.ready:.3g} ready tasks in the mean wait for it" if row.ready else ""
+        kept = f", {row.ready:.3g} ready tasks on average wait for it" if row.ready else ""
         return f"a task blocks it{where} ({row.percent:.0f} % of the time){kept}"
     held = f"held by {row.held_by}" if row.held_by else "holder not known"
     return (
-        f"{row.tasks:.3g} tasks in the mean wait for {row.waits_for}{where} ({row.percent:.0f} % of their time), {held}"
+        f"{row.tasks:.3g} tasks on average wait for {row.waits_for}{where} ({row.percent:.0f} % of their time), {held}"
     )
 
 

@@ -28,7 +28,7 @@ class GoroutineRow(NamedTuple):
     waits_for: str
     function: str
     ns: int
-    goroutines: float  # in the mean over time
+    goroutines: float  # on average over time
     percent: float  # of the time of all goroutines of the process
 
 

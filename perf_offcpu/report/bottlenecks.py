@@ -193,7 +193,7 @@ _HOW = {
     Held.RUNNABLE: "waiting for a CPU",
     Held.WAITING: "waiting",
     Held.NOT_RECORDED: "not recorded",
-    Held.CUT: "behind more threads than are followed",
+    Held.CUT: "deeper in a chain of waits than is followed",
 }
 _NAMES = 4
 
@@ -207,7 +207,7 @@ def render(bottlenecks: Bottlenecks, style: Style) -> Iterator[str]:
         summed = say.exact_amount(bottlenecks.unplaced_ns, "ns", style)
         yield say.comment(f"Not in it: {summed} of short waits, which were summed (--off-cpu-thresh 0)")
     if not bottlenecks.has_wakers:
-        yield say.comment("The recording has no wakers: each thread waits for nobody known.")
+        yield say.comment("The recording has no wakers: for which thread a thread waited is not known.")
     for number, bottleneck in enumerate(bottlenecks.shown, 1):
         yield from _bottleneck_lines(number, bottleneck, bottlenecks, style)
     yield from say.and_more(bottlenecks.others, "other", say.exact_amount(bottlenecks.other_ns, "ns", style))
@@ -228,7 +228,7 @@ def _bottleneck_lines(number: int, bottleneck: Bottleneck, bottlenecks: Bottlene
     if bottleneck.passed_on:
         yield say.comment(f"  itself waited for {_times(bottleneck.passed_on, style)}")
     elif bottleneck.is_knot and not is_device:
-        yield say.comment("  a knot: waited for nobody else")
+        yield say.comment("  a knot: waited for no other thread")
     yield ""
     if not style.stacks:
         return

@@ -118,7 +118,7 @@ def _facts(report: PathReport, style: Style) -> Iterator[str]:
         yield f"It waited for a CPU for {amount}; CPU samples on its CPUs then were of {comms}."
     if report.preempted_ns:
         preempted = say.exact_amount(report.preempted_ns, "ns", style)
-        yield f"Runnable are also {preempted} of preemption, in proportion to the threads' budgets."
+        yield f"Runnable time includes {preempted} of preemption, in proportion: budgets do not tell when it was."
     if report.summed_ns:
         share = 100 * report.summed_ns / report.total_ns
         yield (

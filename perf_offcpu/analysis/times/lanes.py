@@ -83,7 +83,7 @@ def _of_goroutines(loops: list[EventLoop]) -> Iterator[tuple[_Key, _Span]]:
                 sums[loop.pid, loop.switch_out_ns, loop.read_ns, goroutines.place_of(task)] += loop.weight_ns
     for (pid, begin_ns, end_ns, (what, function)), ns in sums.items():
         number = ns / max(end_ns - begin_ns, 1)
-        text = f"{number:.3g} in the mean" if number >= _LEAST else f"less than {_LEAST} in the mean"
+        text = f"{number:.3g} on average" if number >= _LEAST else f"less than {_LEAST} on average"
         yield (pid, pid, 0, f"goroutines: {what} in {function}"), (begin_ns, end_ns, text, _kind(what), "")
 
 

@@ -153,8 +153,8 @@ def test_what_held_up_tasks_over_time_is_told_of_loops_that_say_nothing_at_the_e
         ("running", "do_z", "", 0.3, 30, 2),
     ]  # fmt: skip
     assert sentences_of([], rows[::2]) == [
-        r"event loop of app\n 7, over time: 0.5 tasks in the mean wait for asyncio.Lock in do_a (19 % of their time), "
-        "held by sleep in do_b; a task blocks it in do_z (30 % of the time), 2 ready tasks in the mean wait for it"
+        r"event loop of app\n 7, over time: 0.5 tasks on average wait for asyncio.Lock in do_a (19 % of their time), "
+        "held by sleep in do_b; a task blocks it in do_z (30 % of the time), 2 ready tasks on average wait for it"
     ]
     at_end = loop_rows(profile_of(*waits))
     assert sentences_of(at_end, rows) == sentences_of(at_end), "once for each loop"

@@ -49,8 +49,8 @@ EXPECTED = {
         (1100, 1900, "a timer (asyncio.sleep) in do_bb\\x1b", ""),
         (2_001_300, 2_001_900, "a timer (asyncio.sleep) in do_bb\\x1b", ""),
     ],
-    MUTEX: [(1000, 2000, "0.5 in the mean", "")],
-    SELECT: [(1000, 2000, "3.5 in the mean", "")],
+    MUTEX: [(1000, 2000, "0.5 on average", "")],
+    SELECT: [(1000, 2000, "3.5 on average", "")],
 }
 
 
