@@ -40,16 +40,11 @@ def calls_of(profile: Profile, options: PathOptions, chosen: Bool) -> Calls:
     pair = np.full(len(tree), -1, np.int64)
     pair[inner] = pair_of_inner
     calling = tree.parent[inner[first]]
-    return Calls(
-        [tree.names[row] for row in used.tolist()],
-        sum_by(function, own, len(used)),
-        sum_by(np.where(outermost(tree.parent, function), function, -1), below, len(used)),
-        sum_by(function, waits, len(used)),
-        function[calling],
-        function[inner[first]],
-        sum_by(np.where(outermost(tree.parent, pair), pair, -1), below, len(first)),
-        int(own.sum()),
-    )
+    own_sums, wait_sums = (sum_by(function, values, len(used)) for values in (own, waits))
+    inclusive = sum_by(np.where(outermost(tree.parent, function), function, -1), below, len(used))
+    weight = sum_by(np.where(outermost(tree.parent, pair), pair, -1), below, len(first))
+    names, caller, callee = [tree.names[row] for row in used.tolist()], function[calling], function[inner[first]]
+    return Calls(names, own_sums, inclusive, wait_sums, caller, callee, weight, int(own.sum()))
 
 
 def subtree_sums(tree: PathTree, values: I64) -> I64:

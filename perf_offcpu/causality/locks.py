@@ -62,17 +62,11 @@ def deadlocks_of(profile: Profile, waits: Waits, holders: Holders) -> list[list[
         name, rule = strings[int(names[samples.object[row]])], int(waits.rule[row])
         if rule >= 0 and name.startswith("condition "):  # of a runtime, which makes locks of conditions
             name = re.split(r"[:(]", waits.rules[rule].meaning)[0].strip()
-        return DeadThread(
-            thread_label(strings[int(samples.comm[row])]),
-            int(samples.pid[row]),
-            int(samples.tid[row]),
-            printable(name) or "a lock",
-            functions.names[functions.function[row]] if functions else "",
-            int(samples.period[row]),
-            bool(before[row]),
-            int(end[row] - begin[row]) if is_over and by_timer[row] else int(samples.asked_ns[row]),
-            is_over,
-        )
+        comm, pid, tid = thread_label(strings[int(samples.comm[row])]), int(samples.pid[row]), int(samples.tid[row])
+        function, weight = functions.names[functions.function[row]] if functions else "", int(samples.period[row])
+        asked_ns = int(end[row] - begin[row] if is_over and by_timer[row] else samples.asked_ns[row])
+        lock, began_before = printable(name) or "a lock", bool(before[row])
+        return DeadThread(comm, pid, tid, lock, function, weight, began_before, asked_ns, is_over)
 
     both = ((circles, False), (ended, True))
     return [[thread(row, is_over=is_over) for row in circle] for group, is_over in both for circle in group]

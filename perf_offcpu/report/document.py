@@ -8,7 +8,7 @@ from typing import Any
 from perf_offcpu.causality.locks import DeadThread, ends_after
 from perf_offcpu.model.recording import Meta
 from perf_offcpu.report.breakdowns import FunctionTable, GroupTable, Histogram
-from perf_offcpu.report.objects import LockRow, ObjectRow, ObjectTable
+from perf_offcpu.report.objects import LockRow, ObjectRow
 from perf_offcpu.report.summary import StackRow, Summary
 from perf_offcpu.report.thread_budgets import BudgetRow, BudgetTable
 from perf_offcpu.report.totals import cut_fields, fields, frame, total_fields
@@ -24,7 +24,7 @@ _SAMPLING = "period_ns longest_period_ns waits waits_ns estimated_waits estimate
 
 def document(summary: Summary) -> dict[str, Any]:
     """Return the summary as dicts, lists, integers and printable texts."""
-    meta, event = summary.meta, summary.beside
+    meta, event, objects = summary.meta, summary.beside, summary.objects
     machine = fields(meta, "file=source hostname os_release arch cpus=nr_cpus")
     command = {"command": list(map(printable, meta.cmdline)), **fields(meta.sampling, "stack_period_ns")}
     subject = {"events": list(map(printable, summary.subject)), **fields(summary, "offcpu=is_offcpu unit")}
@@ -46,7 +46,8 @@ def document(summary: Summary) -> dict[str, Any]:
         "more_stacks": cut_fields(summary.more_stacks),
         "budget": summary.budget and _budget(summary.budget),
         "groups": _groups(summary.groups),
-        "objects": _objects(summary.objects),
+        "objects": {"rows": list(map(_object, objects.rows)), "more": cut_fields(objects.more)}
+        | fields(objects, "without"),
         "oversleep": summary.oversleep and fields(summary.oversleep, "sleeps median longest interrupted"),
         **deadlock_fields(summary.deadlocks),
         "event_loops": [
@@ -133,10 +134,6 @@ def _functions(table: FunctionTable) -> dict[str, Any]:
 def _histogram(table: Histogram) -> dict[str, Any]:
     buckets = [fields(bucket, "from=low below=high count weight") for bucket in table.buckets]
     return {"buckets": buckets, "sums": {"samples": table.sums, **total_fields(table.summed)}}
-
-
-def _objects(table: ObjectTable) -> dict[str, Any]:
-    return {"rows": list(map(_object, table.rows)), "more": cut_fields(table.more), "without": table.without}
 
 
 def _object(row: ObjectRow) -> dict[str, Any]:

@@ -4,6 +4,9 @@ name are one row. The weight of a holder is the time of waits while it held the 
 recorder did not read words of locks (`--lock-owners`), the threads that ended waits are shown, with these whole
 waits."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
 from perf_offcpu.abi.wait_objects import LOCKS, ObjectKind
@@ -128,33 +131,22 @@ class _Objects:
     def rows(self) -> list[ObjectRow]:
         """Return the row of each object that is kept."""
         objects, strings, samples, number = self.profile.objects, self.profile.strings, self.samples, self.number
-        thing = samples.object[self.first]
-        classes = sums_by_label(
-            self.of, self.waits.wait_class, lambda code: WaitClass(code).label, samples.period, number
-        )
-        columns = (
-            objects.name[thing].tolist(),
-            objects.kind[thing].tolist(),
-            classes,
+        thing, class_of, cause_of = samples.object[self.first], self.waits.wait_class, self.network
+        kinds = objects.kind[thing].tolist()
+        classes = sums_by_label(self.of, class_of, lambda code: WaitClass(code).label, samples.period, number)
+        networks = sums_by_label(self.of, cause_of, LABELS.__getitem__, samples.period, number)
+        held = zip(kinds, self.held.is_held.tolist(), strict=True)
+        columns: tuple[Sequence[Any], ...] = (
+            [printable(strings[name]) for name in objects.name[thing].tolist()],
+            [ObjectKind(kind).name.lower() if kind in set(ObjectKind) else "unknown" for kind in kinds],
+            [next(iter(weight_of_class)) for weight_of_class in classes],
             totals_of(samples, self.of, number),
             waiters(samples, self.of, number).tolist(),
-            self.held.is_held.tolist(),
+            [HELD if is_held else RELEASED if kind in _RELEASED else ENDED for kind, is_held in held],
             self._by(),
-            sums_by_label(self.of, self.network, LABELS.__getitem__, samples.period, number),
+            [{label: ns for label, ns in network.items() if label} for network in networks],
         )
-        return [
-            ObjectRow(
-                printable(strings[name]),
-                ObjectKind(kind).name.lower() if kind in set(ObjectKind) else "unknown",
-                next(iter(weight_of_class)),
-                total,
-                threads,
-                HELD if is_held else RELEASED if kind in _RELEASED else ENDED,
-                by,
-                {label: ns for label, ns in network.items() if label},
-            )
-            for name, kind, weight_of_class, total, threads, is_held, by, network in zip(*columns, strict=True)
-        ]
+        return [ObjectRow(*row) for row in zip(*columns, strict=True)]
 
     def _held(self, rank_of_name: I64) -> _Hands:
         """Return the times for which threads held kept objects. `rank_of_name`: int64[strings], rank or -1."""

@@ -123,8 +123,8 @@ def _row(weight: int, whole: int, unit: Style, *texts: str) -> tuple[str, ...]:
 
 def _rows(cause: Cause, whole: int, unit: Style) -> list[tuple[str, ...]]:
     """Return the cells of a cause's row; then, unless a function has 90 % of it, of a row per place with no share."""
-    words, sole = _thing(cause), len(cause.places) == 1 and 10 * cause.places[0].weight >= 9 * cause.weight
-    if sole:
+    words = _short(cause.meaning) if cause.meaning else FOR_CPU.get(cause.wait_class, cause.wait_class)
+    if len(cause.places) == 1 and 10 * cause.places[0].weight >= 9 * cause.weight:
         texts = _place(cause.places[0], words, cause.meaning)[:3]
         return [_row(cause.weight, whole, unit, *texts, _reason(cause))]
     where = f"{cause.functions} functions" if cause.functions > 1 else ""
@@ -150,12 +150,6 @@ def _with_object(words: str, name: str, meaning: str) -> str:
     if f"a {name} ".startswith(f"{words} "):
         return f"a {name}"
     return f"{words}: {name}" if name and words else name or words
-
-
-def _thing(cause: Cause) -> str:
-    if cause.meaning:
-        return _short(cause.meaning)
-    return FOR_CPU.get(cause.wait_class, cause.wait_class)
 
 
 def _place(place: Place, words: str, meaning: str) -> tuple[str, str, str, str]:
