@@ -18,7 +18,6 @@ from perf_offcpu.analysis.selection.containers import container_of, is_container
 from perf_offcpu.analysis.selection.states import STATES, state_codes
 from perf_offcpu.analysis.selection.time_windows import Window, in_windows
 from perf_offcpu.errors import UsageError
-from perf_offcpu.losses import LossCause
 from perf_offcpu.model.columns import I32, I64, Bool, distinct, group, is_among
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SUM_FLAGS, Budget, SampleFlag
@@ -58,21 +57,37 @@ class Selection:
 def select_samples(profile: Profile, selection: Selection) -> Profile:
     """Return the profile with the samples, of all events, that match. `losses` counts samples for which it is not known
     whether they match, and idle threads left out."""
-    unselected, profile = profile, profile.select(_of_threads(profile, selection))
-    selected = _select_waits(profile, selection)
-    if selected.samples is unselected.samples:
+    rows, idle, untimed = _chosen(profile, selection)
+    selected, notes = profile.select(rows), {losses.UNTIMED: untimed}
+    if selection.idle == "hide":
+        waits = profile.select(idle & profile.is_offcpu()).samples
+        notes[losses.IDLE_THREADS] = len(group(waits.pid, waits.tid)[0])
+        notes[losses.IDLE_MS] = round(int(waits.period.sum()) / 1e6)
+    notes[losses.KEPT_SUMS] = _undecided_sums(selected, selection.min_ns)
+    if notes := {cause: count for cause, count in notes.items() if count}:
+        selected = replace(selected, losses=profile.losses | notes)
+    if selected.samples is profile.samples:
         return selected
-    return replace(selected, budget=_budgets(unselected, selected, selection))
+    return replace(selected, budget=_budgets(profile, selected, selection))
 
 
 def selected_rows(profile: Profile, selection: Selection) -> Bool:
     """Return bool[samples]: True for the samples that `select_samples` selects."""
-    rows = _of_threads(profile, selection)
+    return _chosen(profile, selection)[0]
+
+
+def _chosen(profile: Profile, selection: Selection) -> tuple[Bool, Bool, int]:
+    """Return (rows, idle), bool[samples]: the samples that match; samples of idle threads, none if these are shown.
+    Return, too, how many samples of chosen threads are in no window because they have no time."""
+    samples, rows = profile.samples, _of_threads(profile, selection)
+    idle, untimed = np.zeros_like(rows), 0
     if selection.windows:
-        rows &= _in_time(profile, selection.windows)
+        untimed = int((rows & (samples.time_ns < 0)).sum())
+        rows &= in_windows(selection.windows, samples.time_ns, profile.meta.first_ns, profile.meta.last_ns)
     if selection.idle != "show" or selection.is_of_waits:
-        rows[rows] = _of_waits(profile.select(rows), selection)[0]
-    return rows
+        chosen, idle[rows] = _of_waits(profile.select(rows), selection)
+        rows[rows] = chosen
+    return rows, idle, untimed
 
 
 def _budgets(whole: Profile, selected: Profile, selection: Selection) -> Budget:
@@ -93,19 +108,6 @@ def _budgets(whole: Profile, selected: Profile, selection: Selection) -> Budget:
 def thread_ids(pid: I64 | I32, tid: I64 | I32) -> I64:
     """Return int64[n]: one number for each (pid, tid), equal for equal pairs."""
     return (pid.astype(np.int64) << 32) + tid
-
-
-def _select_waits(profile: Profile, selection: Selection) -> Profile:
-    if selection.windows:
-        untimed = int((profile.samples.time_ns < 0).sum())
-        profile = _with_note(profile.select(_in_time(profile, selection.windows)), losses.UNTIMED, untimed)
-    if selection.idle == "show" and not selection.is_of_waits:
-        return profile
-    rows, idle = _of_waits(profile, selection)
-    if selection.idle == "hide":
-        profile = _with_idle_noted(profile, idle)
-    kept = profile.select(rows)
-    return _with_note(kept, losses.KEPT_SUMS, _undecided_sums(kept, selection.min_ns))
 
 
 def _of_threads(profile: Profile, selection: Selection) -> Bool:
@@ -160,21 +162,6 @@ def _cgroup_ids(profile: Profile, names: Sequence[str]) -> list[int]:
 
 def _source(profile: Profile) -> str:
     return profile.meta.source or "the recording"
-
-
-def _in_time(profile: Profile, windows: tuple[Window, ...]) -> Bool:
-    return in_windows(windows, profile.samples.time_ns, profile.meta.first_ns, profile.meta.last_ns)
-
-
-def _with_note(profile: Profile, cause: LossCause, count: int) -> Profile:
-    return replace(profile, losses=profile.losses | {cause: count}) if count else profile
-
-
-def _with_idle_noted(profile: Profile, idle: Bool) -> Profile:
-    """Return the profile with idle threads (`idle`: bool[samples]) and the time of their waits counted as losses."""
-    waits = profile.select(idle & profile.is_offcpu()).samples
-    profile = _with_note(profile, losses.IDLE_THREADS, len(group(waits.pid, waits.tid)[0]))
-    return _with_note(profile, losses.IDLE_MS, round(int(waits.period.sum()) / 1e6))
 
 
 def _of_waits(profile: Profile, selection: Selection) -> tuple[Bool, Bool]:

@@ -77,9 +77,9 @@ def variance_by_length(
     whole_ns: float = math.inf,
 ) -> tuple[F64, F64]:
     """Return (variance, doubtful), float64[groups], of the weight of each group, by the lengths of its waits;
-    `doubtful`: what the module calls so. Variance of a change: sum of both variances + |difference of both `doubtful`|.
-    `threshold_ns`: upper bound of waits in sums; -1 unknown. `stack_period_ns`: period by which stacks of sums were
-    drawn. `whole_ns`: recorded time, the longest that a thread can wait; infinite if the load is not steady."""
+    `doubtful`: doubtful part of the reduction (see the module). Variance of a change: sum of both + |difference of both
+    `doubtful`|. `threshold_ns`: upper bound of waits in sums; -1 unknown. `stack_period_ns`: period by which stacks of
+    sums were drawn. `whole_ns`: recorded time, the longest that a thread can wait; inf if the load is not steady."""
     first, cell = group(group_of, samples.pid, samples.tid)
     weight, waits = (sum_by(cell, values, len(first)) for values in (samples.period, samples.count))
     squares = np.bincount(cell, _squares(samples, threshold_ns), len(first))
