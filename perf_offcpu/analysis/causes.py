@@ -107,10 +107,8 @@ def _of_rules(profile: Profile, waits: Waits, leaf: I64, rule: I64) -> tuple[I64
         rule_of_stacks = waits.rules[number]
         rows = np.flatnonzero(rule == number)
         used = np.flatnonzero(used_frames(profile, leaf[rows]))
-        names = [
-            strings[symbol] or frame_label("", strings[dso])
-            for symbol, dso in zip(frames.symbol[used].tolist(), frames.dso[used].tolist(), strict=True)
-        ]
+        texts = zip(frames.symbol[used].tolist(), frames.dso[used].tolist(), strict=True)
+        names = [strings[symbol] or frame_label("", strings[dso]) for symbol, dso in texts]
         met, callers = np.zeros((2, len(frames)), np.bool_)
         met[used] = [fits(rule_of_stacks.frames, name) for name in names]
         if rule_of_stacks.callers:
@@ -128,11 +126,8 @@ def _kinds(profile: Profile) -> tuple[Bool, Bool]:
     of_program = ~frames.is_kernel() & own_file[of_dso]
     symbols, of_symbol = np.unique(np.where(of_program, frames.symbol, 0), return_inverse=True)
     names = (SYMBOL_SUFFIX.sub("", strings[symbol]) for symbol in symbols.tolist())
-    own_name = np.array(
-        [bool(name) and not matches(RUNTIME_FUNCTIONS, name) and class_of_wrapper(name) is None for name in names],
-        np.bool_,
-    )
-    return of_program & own_name[of_symbol], of_program & (frames.symbol == 0)
+    own_name = [name and not matches(RUNTIME_FUNCTIONS, name) and class_of_wrapper(name) is None for name in names]
+    return of_program & np.array(own_name, np.bool_)[of_symbol], of_program & (frames.symbol == 0)
 
 
 def _of_program(profile: Profile, leaf: I64, is_plain: Bool) -> I64:

@@ -57,10 +57,8 @@ def goroutine_sentences(rows: list[GoroutineRow]) -> list[str]:
     """Return a sentence for each of the first _SHOWN processes."""
     sentences = []
     for (comm, pid), group in groupby(rows, key=lambda row: row[:2]):
-        parts = [
-            f"{row.goroutines:.3g} in {row.waits_for} in {row.function} ({row.percent:.0f} %)"
-            for row in [*group][:_SHOWN]
-        ]
+        shown = [*group][:_SHOWN]
+        parts = [f"{row.goroutines:.3g} in {row.waits_for} in {row.function} ({row.percent:.0f} %)" for row in shown]
         sentences.append(f"goroutines of {comm} {pid} that wait: {', '.join(parts)}")
     return sentences[:_SHOWN]
 

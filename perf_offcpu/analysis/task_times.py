@@ -79,9 +79,7 @@ def with_tasks(profile: Profile) -> Profile:
     first = {name: len(getattr(profile, name)) for name in ("stacks", "frames", "objects")} | {"evsels": row}
     tasks = renumbered(tasks_profile(profile), {name: shifted(number) for name, number in first.items()})
     tables = {name: tables_of(tasks)[name] for name in ("samples", "stacks", "frames", "objects")}
-    joined: dict[str, Any] = {
-        name: type(table).concat([getattr(profile, name), table]) for name, table in tables.items()
-    }
+    joined: dict[str, Any] = {name: type(rows).concat([getattr(profile, name), rows]) for name, rows in tables.items()}
     joined["samples"].reorder(np.argsort(joined["samples"].time_ns, kind="stable"))
     evsels[row : row + 1] = tasks.evsels
     return replace(profile, **joined, strings=tasks.strings, evsels=evsels, losses=tasks.losses)

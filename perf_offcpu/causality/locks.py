@@ -47,11 +47,8 @@ def deadlocks_of(profile: Profile, waits: Waits, holders: Holders) -> list[list[
     last = dict(zip(samples.tid[blocked].tolist(), np.flatnonzero(blocked).tolist(), strict=True))
     row_of = {tid: row for tid, row in last.items() if holders.held[row] >= 0}
     holder_of = {tid: int(holders.held[row]) for tid, row in row_of.items()}
-    circles = [
-        circle
-        for circle in ([row_of[tid] for tid in circle] for circle in circles_of(holder_of))
-        if max(begin[circle]) < min(end[circle])
-    ]
+    circles = [[row_of[tid] for tid in circle] for circle in circles_of(holder_of)]
+    circles = [circle for circle in circles if max(begin[circle]) < min(end[circle])]
     by_timer = samples.has(SampleFlag.WAKER_INTERRUPT)
     ended = _ended_circles(samples, holders, begin, end)
     functions = causes_of(profile, waits) if circles or ended else None
@@ -118,11 +115,8 @@ def sentence_of(deadlock: list[DeadThread]) -> str:
         lead = f"A circle of timed waits, which {ends} after {timeout / 1e9:.1f} s and is no deadlock"
     if number == 1:
         return f"{lead}: {_waiting(deadlock[0])}, which it holds itself."
-    holders = [*deadlock[1:], deadlock[0]]
-    parts = [
-        f"{_waiting(thread)}, held by {holder.comm} {holder.tid}"
-        for thread, holder in zip(deadlock, holders, strict=True)
-    ]
+    pairs = zip(deadlock, [*deadlock[1:], deadlock[0]], strict=True)
+    parts = [f"{_waiting(thread)}, held by {holder.comm} {holder.tid}" for thread, holder in pairs]
     return f"{lead}: {'; '.join(parts)}."
 
 

@@ -207,7 +207,7 @@ def render(bottlenecks: Bottlenecks, style: Style) -> Iterator[str]:
         summed = say.exact_amount(bottlenecks.unplaced_ns, "ns", style)
         yield say.comment(f"Not in it: {summed} of short waits, which were summed (--off-cpu-thresh 0)")
     if not bottlenecks.has_wakers:
-        yield say.comment("The recording has no wakers: for which thread a thread waited is not known.")
+        yield say.comment("The recording has no wakers: the threads that ended waits are not known.")
     for number, bottleneck in enumerate(bottlenecks.shown, 1):
         yield from _bottleneck_lines(number, bottleneck, bottlenecks, style)
     yield from say.and_more(bottlenecks.others, "other", say.exact_amount(bottlenecks.other_ns, "ns", style))

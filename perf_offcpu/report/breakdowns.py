@@ -56,10 +56,8 @@ def group_table(profile: Profile, waits: Waits, keys: Sequence[str], limit: int 
     row_of = places_of(kept, len(first))[group_of]
     totals = totals_of(samples, row_of, len(kept))
     numbers = totals, sum_by(row_of, runq, len(kept)).tolist(), blocked[kept].tolist()
-    rows = [
-        GroupRow(tuple(label(row) for _, label in made), *columns)
-        for row, *columns in zip(first[kept].tolist(), *numbers, strict=True)
-    ]
+    columns = zip(first[kept].tolist(), *numbers, strict=True)
+    rows = [GroupRow(tuple(label(row) for _, label in made), *sums) for row, *sums in columns]
     more = len(first) - len(kept), int(weight.sum()) - sum(total.weight for total in totals)
     return GroupTable(tuple(keys), rows, more, bool((samples.runq_ns >= 0).any()), by_blocked)
 
@@ -85,10 +83,8 @@ def function_table(subject: Profile, limit: int | None = None) -> FunctionTable:
     """Return the functions on the stacks of a profile, at most `limit`, the largest inclusive weight first."""
     calls = calls_of(subject, PathOptions(), np.ones(len(subject.samples), np.bool_))
     order = np.lexsort((np.arange(len(calls.names)), -calls.own, -calls.inclusive))
-    rows = [
-        FunctionRow(calls.names[index], int(calls.inclusive[index]), int(calls.own[index]))
-        for index in order[:limit].tolist()
-    ]
+    shown = order[:limit].tolist()
+    rows = [FunctionRow(calls.names[row], int(calls.inclusive[row]), int(calls.own[row])) for row in shown]
     return FunctionTable(rows, len(order) - len(rows))
 
 

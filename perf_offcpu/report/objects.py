@@ -249,9 +249,8 @@ def _hands(profile: Profile, holders: Holders, objects: _Objects) -> list[list[H
     stack = _heaviest_stack(of_release, samples.waker_stack[released].astype(np.int64), period, len(first))
     names, function = program_functions(profile, stack)
     comm = _comms(profile, tid[first], time_ns[first])
-    pid = np.append(profile.comms.pid, -1)[
-        rows_at(profile.comms.tid, profile.comms.begin_ns, tid[first].astype(np.int32), time_ns[first])
-    ]
+    row = rows_at(profile.comms.tid, profile.comms.begin_ns, tid[first].astype(np.int32), time_ns[first])
+    pid = np.append(profile.comms.pid, -1)[row]
     for index in np.argsort(-weight, kind="stable").tolist():
         if weight[index] > 0:
             ids = thread_label(strings[int(comm[index])]), int(pid[index]), int(tid[first[index]])

@@ -173,10 +173,8 @@ def _lone_waits(profile: Profile, table: WaitTable, parallelism: Parallelism, ch
     ends = (table.queued > parallelism.begin) & (table.queued <= parallelism.end) & (table.queued > table.begin)
     rows = np.flatnonzero(is_chosen & ends & (before == 1))
     begin, end = table.begin[rows], table.queued[rows]
-    with_one, none = (
-        parallelism.sum_until(sums, end) - parallelism.sum_until(sums, begin)
-        for sums in (parallelism.alone, parallelism.none)
-    )
+    until, both = parallelism.sum_until, (parallelism.alone, parallelism.none)
+    with_one, none = (until(sums, end) - until(sums, begin) for sums in both)
     subject = profile.select(table.row[rows])
     waits = classify(subject)
     causes = causes_of(subject, waits)

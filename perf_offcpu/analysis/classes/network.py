@@ -155,9 +155,8 @@ def tcp_causes(samples: SampleColumns, operation: U8, inward: Bool, since: Befor
     length, tick = samples.length_ns(), samples.tcp_tick_us.astype(np.int64) * _NS_PER_US
     delay = np.where(is_open, 0, np.clip(samples.delay_ns(), 0, length))
     woken = length - delay  # from the begin to the wake-up
-    sent_ago, received_ago = (
-        column.astype(np.int64) * tick for column in (samples.tcp_sent_ticks, samples.tcp_received_ticks)
-    )
+    ticks = samples.tcp_sent_ticks, samples.tcp_received_ticks
+    sent_ago, received_ago = (column.astype(np.int64) * tick for column in ticks)
     timed_out = (samples.asked_ns >= 0) & (woken >= samples.asked_ns - _NS_PER_MS)
     is_answered = ~is_open & ~timed_out & (received_ago <= delay + 2 * tick)
     is_poll = operation == Operation.POLL

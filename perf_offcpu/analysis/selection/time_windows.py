@@ -50,11 +50,8 @@ class Window:
 
     def bounds(self, first_ns: int, last_ns: int) -> tuple[float, float]:
         """Return (begin, end) in ns of the recording's clock; -inf or inf at an open end. Arguments: as `contains`."""
-        edges = (self.begin, -math.inf), (self.end, math.inf)
-        begin, end = (
-            unknown if edge is None else float(self._absolute(edge, first_ns, last_ns)) for edge, unknown in edges
-        )
-        return begin, end
+        begin = -math.inf if self.begin is None else float(self._absolute(self.begin, first_ns, last_ns))
+        return begin, math.inf if self.end is None else float(self._absolute(self.end, first_ns, last_ns))
 
     def _absolute(self, edge: Fraction, first_ns: int, last_ns: int) -> Fraction:
         return first_ns + edge * (last_ns - first_ns) if self.is_part else edge

@@ -47,9 +47,8 @@ def task_lanes(profile: Profile) -> list[Lane]:
     """Return the lanes of the processes that have samples in a profile: by process, the longest waits for locks first,
     and at most `MOST_LANES`; a last one without spans tells how many are missing. Texts are printable."""
     pids = frozenset(profile.samples.pid.tolist()) if profile.loops else frozenset()
-    loops = sorted(
-        (loop for loop in profile.loops if loop.weight_ns and loop.pid in pids), key=lambda loop: loop.read_ns
-    )
+    readings = (loop for loop in profile.loops if loop.weight_ns and loop.pid in pids)
+    loops = sorted(readings, key=lambda loop: loop.read_ns)
     spans: defaultdict[_Key, list[_Span]] = defaultdict(list)
     for key, span in chain(_of_goroutines(loops), *map(_of_tasks, loops)):
         spans[key].append(span)

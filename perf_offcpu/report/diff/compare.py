@@ -123,10 +123,9 @@ class _Comparer:
     def table(self, keys: tuple[str, ...], groups: Groups, limit: int | None) -> Table:
         """Return the table of groups: at most `limit` rows and no noise; if None, all rows, those of noise last."""
         group_of_side = groups.old, groups.new
-        before, after = (
-            sum_by(part, side.subject.samples.period, groups.number).astype(np.float64) * side.scale
-            for part, side in zip(group_of_side, self.sides, strict=True)
-        )
+        both_sides = zip(group_of_side, self.sides, strict=True)
+        sums = ((sum_by(part, side.subject.samples.period, groups.number), side.scale) for part, side in both_sides)
+        before, after = (weight.astype(np.float64) * scale for weight, scale in sums)
         change, both = after - before, before + after
         error = self._error(group_of_side, groups.number, before, after)
         errors = errors_needed(int((both >= ERRORS * error).sum()))

@@ -153,10 +153,8 @@ def _united(old: tuple[I64, list[tuple[str, ...]]], new: tuple[I64, list[tuple[s
         np.array([number.setdefault(values, len(number)) for values in labels], np.int64)[groups]
         for groups, labels in (old, new)
     )
-    group_keys = list(number)
-    return Groups(
-        old_groups, new_groups, len(group_keys), lambda numbers: [(group_keys[group], ()) for group in numbers]
-    )
+    keys = list(number)
+    return Groups(old_groups, new_groups, len(keys), lambda numbers: [(keys[group], ()) for group in numbers])
 
 
 def by_stack(old: Side, new: Side) -> Groups:

@@ -84,10 +84,8 @@ class Kind(enum.IntEnum):
 HELD, RELEASED, ENDED = "held by", "released by", "ended by"
 _ROLES = (HELD, RELEASED, ENDED)
 QUOTA_OF = "quota of"
-_NAMED = [
-    *(*LOCKS, ObjectKind.SOCKET, ObjectKind.PIPE),
-    *(ObjectKind.FILE, ObjectKind.DIRECTORY, ObjectKind.CHARACTER, ObjectKind.BLOCK),
-]
+_NAMED = [*LOCKS, ObjectKind.SOCKET, ObjectKind.PIPE, ObjectKind.FILE, ObjectKind.DIRECTORY]
+_NAMED += [ObjectKind.CHARACTER, ObjectKind.BLOCK]
 """Kinds of objects whose names say more than the class and the function."""
 _CAUSES, _PLACES = 8, 3
 _PLACE_PERCENT = 12  # least share of its cause with which a function is named

@@ -83,9 +83,8 @@ def _broken_off(subject: Profile, waits: Waits) -> Bool:
     the main thread, such as a deadlock that a watchdog ends, and waits for the end of a thread, which exits, too."""
     samples, tasks = subject.samples, subject.tasks
     end_ns = np.append(tasks.end_ns, np.int64(-1))
-    of_thread, of_process = (
-        end_ns[rows_at(tasks.tid, tasks.begin_ns, ids, samples.time_ns)] for ids in (samples.tid, samples.pid)
-    )
+    rows_of_exits = (rows_at(tasks.tid, tasks.begin_ns, ids, samples.time_ns) for ids in (samples.tid, samples.pid))
+    of_thread, of_process = (end_ns[row] for row in rows_of_exits)
     is_last = (of_thread >= samples.time_ns) & (np.maximum(of_thread, of_process) - samples.time_ns <= _EXIT_NS)
     by_own = (samples.waker_pid == samples.pid) & (samples.waker_tid != samples.tid)
     broken: Bool = is_last & (of_process >= 0) & by_own & (samples.tid != samples.pid)
@@ -179,9 +178,9 @@ def _of_passive_threads(profile: Profile, subject: Profile, passive: Bool, perce
     samples, budget = subject.samples, profile.budget
     ids = np.append(thread_ids(samples.pid, samples.tid), thread_ids(budget.pid, budget.tid))
     first, group_of = group(ids)
-    time, active = (
-        sum_by(group_of, np.append(period, budget.running_ns), len(first))
-        for period in (samples.period, np.where(passive, 0, samples.period))
+    periods = (
+        np.append(period, budget.running_ns) for period in (samples.period, np.where(passive, 0, samples.period))
     )
+    time, active = (sum_by(group_of, period, len(first)) for period in periods)
     is_passive: Bool = active <= time // 100 * (100 - percent)
     return is_passive[group_of[: len(samples)]]

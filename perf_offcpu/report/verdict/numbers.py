@@ -129,9 +129,8 @@ def verdict_of(
     idle, busy = cells.take(cells.kind == Kind.IDLE), cells.take(cells.kind != Kind.IDLE)
     budget = budget.take(~is_one_of(thread_ids(budget.pid, budget.tid), thread_ids(idle.pid, idle.tid)))
     parts = (busy.take(busy.kind == which) for which in (Kind.COUNTED, Kind.ELSEWHERE))
-    counted, elsewhere = (
-        [_with_command(cause, options) for cause in largest_causes(subject, waits, causes, part)] for part in parts
-    )
+    largest = (largest_causes(subject, waits, causes, part) for part in parts)
+    counted, elsewhere = ([_with_command(cause, options) for cause in listed] for listed in largest)
     counted = [_with_cgroups(cause, subject, waits) for cause in counted]
     for_cpu = _waits_for_cpu(profile, budget, busy, options)
     blocked, runq = int(busy.weight[busy.kind == Kind.COUNTED].sum()), sum(cause.weight for cause in for_cpu)
