@@ -103,9 +103,8 @@ def _state(profile: Profile) -> tuple[I64, Label]:
 
 def _waker(profile: Profile) -> tuple[I64, Label]:
     """Return what `column_of` returns, for the waker's comm. All interrupts are one value; sums have no waker."""
-    samples, comms = profile.samples, profile.comms
-    row = rows_at(comms.tid, comms.begin_ns, samples.waker_tid, samples.wakeup_ns)
-    column = np.append(comms.comm, 0).astype(np.int64)[row]
+    samples = profile.samples
+    column = profile.comms_at(samples.waker_tid, samples.wakeup_ns)
     column[is_idle_task(samples.waker_tid)] = _IDLE_TASK
     column[samples.waker_tid < 0] = 0
     column[(samples.waker_tid < 0) & samples.has(SUM_FLAGS)] = _SUM

@@ -140,7 +140,7 @@ def _product(weight: I64, part: I64, total: I64) -> I64:
 
 
 def _frame_rows(profile: Profile, chains: Chains, chain: I64, doing: I64, stack: I64) -> Iterator[list[int]]:
-    """Yield each cell's frames, leaf first: rows of `profile.frames`, then numbers for states, then for comms."""
+    """Yield the frames of each cell, leaf first: rows of `profile.frames`; larger numbers are states, then comms."""
     recorded_frames = len(profile.frames)
     state_frame = {state: recorded_frames + row for row, state in enumerate(_STATES)}
     first_comm = recorded_frames + len(_STATES)

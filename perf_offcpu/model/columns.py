@@ -246,7 +246,7 @@ def sum_by(group_of: I64, values: NDArray[Any], groups: int) -> I64:
     doubles. So the high and the low bits of the values are added separately: both sums stay below 2^53, the high one
     because all values together stay below 2^62, and doubles are exact there.
 
-    `group_of`: int64[n], the group of each value; -1 for none. `values`: integers. Raises PerfOffcpuError: a sum could
+    `group_of`: int64[n], the group of each value; -1 for none. `values`: integers. Raise PerfOffcpuError if a sum could
     exceed 63 bits, which means damaged weights."""
     magnitude = _magnitude(values)
     if magnitude >= _SUM_LIMIT:

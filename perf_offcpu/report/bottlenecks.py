@@ -87,7 +87,7 @@ def bottlenecks_of(profile: Profile, timeline: Timeline, cascade: Cascade, budge
 
 
 def _slept(name: str, graph: Any) -> int:
-    """Return the ns of threads' own waits for node `name` of the graph if it is a timer, else 0."""
+    """Return the ns of the waits for timer `name`, without other waits that these delay; 0 for other nodes."""
     edges = graph.in_edges(name, data="waited") if name in _TIMERS else ()
     return sum(waited for _, _, waited in edges)
 

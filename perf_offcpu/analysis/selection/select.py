@@ -4,7 +4,7 @@ event or cgroup that the recording does not have is a UsageError."""
 
 import fnmatch
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -121,9 +121,10 @@ def _of_threads(profile: Profile, selection: Selection) -> Bool:
         if numbers:
             rows &= _is_any(column, numbers)
     if selection.cgroups:
-        rows &= np.isin(samples.cgroup, np.array(_cgroup_ids(profile, selection.cgroups), np.uint64))
+        rows &= _in_cgroups(profile, "cgroup", selection.cgroups, _cgroup_ids, profile.cgroups.values())
     if selection.containers:
-        rows &= np.isin(samples.cgroup, np.array(_container_ids(profile, selection.containers), np.uint64))
+        containers = {container_of(path) for path in profile.cgroups.values()} - {""}
+        rows &= _in_cgroups(profile, "container", selection.containers, _container_ids, containers)
     return rows
 
 
@@ -131,33 +132,29 @@ def _is_any(column: NDArray[np.integer], numbers: Iterable[int]) -> Bool:
     return np.isin(column, np.array([number for number in numbers if 0 <= number < _IDS], np.int64))
 
 
-def _container_ids(profile: Profile, names: Sequence[str]) -> list[int]:
-    """Return the ids of the cgroups of the named containers; raise UsageError for a name that no container has."""
+def _in_cgroups(
+    profile: Profile, kind: str, names: Sequence[str], ids_of: Callable[[Profile, str], list[int]], known: Iterable[str]
+) -> Bool:
+    """Return bool[samples]: True for the cgroups that `ids_of` returns for any of the names. Raise UsageError, with the
+    names of all `known` cgroups or containers (`kind`), for a name that has none."""
     ids: list[int] = []
     for name in names:
-        cgroups = [cgroup for cgroup, path in profile.cgroups.items() if is_container(path, name)]
+        ids += (cgroups := ids_of(profile, name))
         if not cgroups:
-            labels = sorted({container_of(path) for path in profile.cgroups.values()} - {""})
-            shown = ", ".join(labels[:_SHOWN_CGROUPS]) or "none has a name"
-            raise UsageError(f"no container '{name}' in {_source(profile)} (its containers: {shown})")
-        ids += cgroups
-    return ids
+            shown = ", ".join(sorted(known)[:_SHOWN_CGROUPS]) or "none has a name"
+            raise UsageError(f"no {kind} '{name}' in {_source(profile)} (its {kind}s: {shown})")
+    return np.isin(profile.samples.cgroup, np.array(ids, np.uint64))
 
 
-def _cgroup_ids(profile: Profile, names: Sequence[str]) -> list[int]:
-    """Return the ids of the named cgroups and of all below them; raise UsageError for a name that no cgroup has."""
-    ids: list[int] = []
-    used = distinct(profile.samples.cgroup).tolist()
-    for name in names:
-        below = f"{name.rstrip('/')}/"
-        paths = profile.cgroups.items()
-        cgroups = [cgroup for cgroup, path in paths if path == name or f"{path}/".startswith(below)]
-        cgroups += [cgroup for cgroup in used if str(cgroup) == name]
-        if not cgroups:
-            names_shown = ", ".join(sorted(profile.cgroups.values())[:_SHOWN_CGROUPS]) or "none has a name"
-            raise UsageError(f"no cgroup '{name}' in {_source(profile)} (its cgroups: {names_shown})")
-        ids += cgroups
-    return ids
+def _container_ids(profile: Profile, name: str) -> list[int]:
+    return [cgroup for cgroup, path in profile.cgroups.items() if is_container(path, name)]
+
+
+def _cgroup_ids(profile: Profile, name: str) -> list[int]:
+    """Return the ids of the cgroup `name`, a path or an id, and of all below it."""
+    below = f"{name.rstrip('/')}/"
+    ids = [cgroup for cgroup, path in profile.cgroups.items() if path == name or f"{path}/".startswith(below)]
+    return [*ids, *(cgroup for cgroup in distinct(profile.samples.cgroup).tolist() if str(cgroup) == name)]
 
 
 def _source(profile: Profile) -> str:

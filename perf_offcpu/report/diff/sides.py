@@ -25,7 +25,7 @@ from perf_offcpu.text import printable
 
 @frozen
 class Per:
-    """What weights are divided by: seconds of recorded time, runs, or units of work."""
+    """Denominator of weights: a second of recorded time, a run, or a unit of work."""
 
     name: str  # "second" of recorded time, "run", "unit" of work
     program: str = ""  # recorded by both sides, if "run" was chosen because of it; else ""
