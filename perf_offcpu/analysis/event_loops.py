@@ -19,7 +19,7 @@ from perf_offcpu.text import basename, printable
 RUNNING, READY = "running", "ready to run"
 _HELD_UP = frozenset(("asyncio.Lock", "asyncio.Semaphore", "asyncio.Barrier", "asyncio.Queue.put"))
 _SHOWN, _SHOWN_LOOPS = 2, 3  # groups of a loop and holders of a lock; loops
-_LEAST_PERCENT = 5  # of a sentence on what held up tasks over time
+_LEAST_PERCENT = 5  # least `LoopTimeRow.percent` of a row that a sentence is about
 _WORDS = {
     "sleep": "a timer (asyncio.sleep)",
     "Server.serve_forever": "the next connection",

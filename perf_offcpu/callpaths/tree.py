@@ -238,11 +238,11 @@ class _Builder:
         return name_of_frame
 
     def add_leaves(self, node: I64, code: NDArray[np.integer], labels: Sequence[str]) -> I64:
-        """Add a mark `labels[code[i]]` below node[i] unless the code is 0; return int64[groups]: each last node."""
+        """Add a mark `labels[code[i]]` below node[i] unless the code is 0; return int64[groups]: last node of each."""
         return self.add_names(node, code, [Name(label, "", NameKind.MARK) for label in labels])
 
     def add_names(self, node: I64, code: NDArray[np.integer], names: list[Name]) -> I64:
-        """Add a node `names[code[i]]` below node[i] unless the code is 0; return int64[groups]: each last node."""
+        """Add a node `names[code[i]]` below node[i] unless the code is 0; return int64[groups]: last node of each."""
         offset = self._new_names(names)
         node, marked = node.copy(), np.flatnonzero(code)
         node[marked] = self._add(node[marked], offset + code[marked].astype(np.int64))

@@ -71,7 +71,7 @@ class Cascade:
     row: I64  # int64[w], row in samples
     own_ns: I64  # int64[w], ns of the wait until the wake-up; 0 if it is not chosen
     carried_ns: I64  # int64[w], weight passed on: each ns times the chosen waits that it delays then, itself included
-    kept_ns: I64  # int64[w], weight, counted likewise, that the waiter itself holds as WAITING
+    kept_ns: I64  # int64[w], weight, counted as `carried_ns` is, that the waiter itself holds as WAITING
     held_ns: I64  # int64[nodes, Held], weight that each node holds, by its state
     held_up: I64  # int64[samples], number of waits that the thread of a CPU sample held up at that moment
     depth: int  # number of steps

@@ -99,7 +99,7 @@ def _before(image: ElfImage, offsets: U64) -> bytes:
 
 
 def exported(image: ElfImage, names: set[bytes]) -> set[bytes]:
-    """Return those of the given names of which the file exports a function. Errors as in `elf.image`."""
+    """Return the subset of `names` that the file exports as functions. Errors as in `elf.image`."""
     longest, exports = max(map(len, names), default=0), set[bytes]()
     for symbols, strings in symbols_in(image, elf.SectionType.DYNSYM) if names else ():
         places = symbols.name[symbols.code != 0][:_MAX_EXPORTS]

@@ -43,7 +43,7 @@ class Bottleneck:
 
     members: tuple[str, ...]
     is_knot: bool  # it waited for no other component
-    held: dict[Held, int]  # ns of the waits that end in it, by what it did in that time
+    held: dict[Held, int]  # ns of the waits that end in it, by its state in that time
     behind: list[tuple[str, int]]  # (comm, ns) that waited for it, or for each other in it, the longest first
     passed_on: list[tuple[str, int]]  # (comm or device, ns) that it waited for, the longest first
     stacks: list[StackHeld]

@@ -67,7 +67,7 @@ class Hand:
     weight: int  # of a holder, time of waits while it held the lock; else of the whole waits that it ended
     times: int  # how often it got the lock while others waited; else how often it released the lock
     function: str  # of the program, in which it released the lock, for most of the waits' weight; "" not known
-    frames: tuple[Name, ...]  # stack in which it released the lock, likewise; root first
+    frames: tuple[Name, ...]  # stack in which it released the lock, that with most weight of waits; root first
 
 
 @frozen

@@ -46,7 +46,7 @@ class BudgetTable:
 
     rows: list[BudgetRow]
     derived: bool  # derived from waits; else counted by the collector
-    by: str  # one of BUDGETS_BY: what the rows are
+    by: str  # one of BUDGETS_BY: what a row sums
     more: int  # number of rows over the limit
     rest: list[BudgetRow]  # threads over the limit, a row a comm; the smallest comms share a row, with comm ""
     total: BudgetRow | None  # of all threads; None if there is no thread
@@ -59,7 +59,7 @@ class Lives(NamedTuple):
     tid: I32
     comm: I64  # row in strings
     wall: I64
-    running: I64 | None
+    running: I64 | None  # None if derived from waits
     runnable: I64
     blocked: dict[str, I64]  # by state letter
     cgroup: I64

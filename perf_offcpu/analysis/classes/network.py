@@ -102,7 +102,7 @@ class Before(NamedTuple):
     """Growth of TCP totals since the previous sample of each sample's connection, as columns."""
 
     retransmissions: I64  # since then; since the begin of the connection if there is no previous sample
-    window_ns: I64  # time in which the peer's window was full, likewise
+    window_ns: I64  # growth of the time in which the peer's window was full, since the same moment
     gap_ns: I64  # from the end of that sample to the begin of this one; -1 without such a sample
 
 

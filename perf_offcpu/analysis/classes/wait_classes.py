@@ -11,7 +11,7 @@ from perf_offcpu.tables import read_table
 
 
 class Work(enum.StrEnum):
-    """Condition under which waits of a class are for the next piece of work, as those of idle threads are."""
+    """Condition under which waits of a class are for the next piece of work: such waits make a thread idle."""
 
     NEVER = enum.auto()
     ALWAYS = enum.auto()
