@@ -42,13 +42,8 @@ _WEIGHT_LIMIT = 2.0**62
 
 DEVICES = ("[disk]", "[network]", "[timer]", "[interrupt]")
 """Names of the nodes that stand for interrupts; the last one is for an unknown device."""
-_DEVICE_OF = {
-    WaitClass.DISK: 0,
-    WaitClass.FAULT: 0,
-    WaitClass.NETWORK: 1,
-    WaitClass.SLEEP: 2,
-    WaitClass.LOCK: 2,  # no interrupt lets a lock go: the wait timed out
-}
+# A wait for a lock that an interrupt ended has timed out: no interrupt lets a lock go.
+_DEVICE_OF = {WaitClass.DISK: 0, WaitClass.FAULT: 0, WaitClass.NETWORK: 1, WaitClass.SLEEP: 2, WaitClass.LOCK: 2}
 
 
 class Held(enum.IntEnum):

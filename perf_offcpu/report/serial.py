@@ -90,22 +90,17 @@ def serial_of(
     threads. `window`: (begin, end) of the recording's clock; None: the program's life. `stacks`: most stacks."""
     origin, samples = timeline.origin_ns, profile.samples
     table = WaitTable(profile, timeline)
-    since_origin = None if window is None else (window[0] - origin, window[1] - origin)
+    since_origin = window and (window[0] - origin, window[1] - origin)
     parallelism = parallelism_of(profile, timeline, table, chosen, since_origin)
     rows, track, weight, alone = _sampled(profile, timeline, table, parallelism, chosen)
     waits = profile.is_offcpu() & chosen[timeline.track]
-    return SerialReport(
-        profile.meta.source,
-        int(chosen.sum()),
-        parallelism.begin + origin,
-        parallelism.end + origin,
-        parallelism.levels().tolist(),
-        _rows(profile, table, parallelism, rows, track, weight, alone),
-        heavy_stacks(profile, rows, weight, stacks),
-        _lone_waits(profile, table, parallelism, chosen),
-        int(samples.period[waits & ~timeline.waits].sum()),
-        _preempted(profile, timeline, chosen, int(samples.period[waits & samples.has(SampleFlag.PREEMPTED)].sum())),
-    )
+    preempted = waits & samples.has(SampleFlag.PREEMPTED)
+    summed_ns, recorded_ns = (int(samples.period[which].sum()) for which in (waits & ~timeline.waits, preempted))
+    preempted_ns = _preempted(profile, timeline, chosen, recorded_ns)
+    head = profile.meta.source, int(chosen.sum()), parallelism.begin + origin, parallelism.end + origin
+    serial_rows = _rows(profile, table, parallelism, rows, track, weight, alone)
+    heavy, lone = heavy_stacks(profile, rows, weight, stacks), _lone_waits(profile, table, parallelism, chosen)
+    return SerialReport(*head, parallelism.levels().tolist(), serial_rows, heavy, lone, summed_ns, preempted_ns)
 
 
 def _preempted(profile: Profile, timeline: Timeline, chosen: Bool, recorded_ns: int) -> int:

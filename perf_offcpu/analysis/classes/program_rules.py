@@ -52,7 +52,7 @@ class Rules:
 
     def find(self, met: int, wait_class: WaitClass, syscall: str, comm: str) -> ProgramRule | None:
         """Return the first rule that fits a wait; None without one. `met`: set of the rules whose conditions on frames
-        and callers the stack meets. `wait_class`: by general rules. `syscall`, `comm`: "" if not known."""
+        and callers the stack meets. `wait_class`: by general rules. `comm`: may be "" unless `by_comm(met)`."""
         met |= self._without_frames
         while met:
             bit = (met & -met).bit_length() - 1
