@@ -157,9 +157,9 @@ def read_perf_map(path: str, *, force: bool = False, born_ns: int = 0, died_ns: 
         if not force and status.st_uid not in trusted:
             raise FileRefusedError(path, "it belongs to another user (-f reads it anyway)")
         if status.st_nlink != 1:
-            raise FileRefusedError(path, "it has a second name")
+            raise FileRefusedError(path, "it has a second name, a hard link")
         if is_mostly_holes(status):
-            raise FileRefusedError(path, "it consists of holes")
+            raise FileRefusedError(path, "it is a sparse file: it consists of holes")
         if born_ns and status.st_mtime_ns < born_ns - _SLACK_NS:
             raise FileRefusedError(path, "it is older than the process")
         if died_ns and status.st_mtime_ns > died_ns + _SLACK_NS:

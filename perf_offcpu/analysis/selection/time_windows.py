@@ -103,5 +103,5 @@ def _part(word: str) -> Window:
     else:
         raise UsageError(f"--time: '{word}' is not a part of the recording (10%-20%, 10%/2)")
     if not 0 <= begin < end or begin >= 1:
-        raise UsageError(f"--time: there is nothing at '{word}'")
+        raise UsageError(f"--time: '{word}' is empty, or outside of the recording")
     return Window(begin, min(end, Fraction(1)), is_part=True)

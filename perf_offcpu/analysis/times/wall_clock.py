@@ -36,7 +36,7 @@ def wall_clock(profile: Profile, names: Sequence[str] = (), *, whole_lives: bool
     chosen = event_rows(profile, names).tolist() if names else _usual(profile)
     hopeless = [profile.evsels[row].name for row in chosen if not _sample_ns(profile.evsels[row])]
     if hopeless:
-        raise UsageError(f"{hopeless[0]} was sampled neither by time nor at a frequency: it says nothing of time")
+        raise UsageError(f"{hopeless[0]} was sampled neither by time nor at a frequency: its samples stand for no time")
     samples = profile.samples
     period, evsels = samples.period.copy(), list(profile.evsels)
     for row in chosen:
