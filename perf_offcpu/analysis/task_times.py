@@ -135,8 +135,8 @@ def _waits_in(loop: EventLoop) -> Counter[tuple[str, str, tuple[_Place, ...]]]:
     return waits
 
 
-def _stack(task: LoopTask, what: str, by_address: dict[int, LoopTask]) -> tuple[_Place, ...]:
-    frames, seen, caller = [(f"[{what}]", "", 0)], {0}, task.address
+def _stack(task: LoopTask, awaited: str, by_address: dict[int, LoopTask]) -> tuple[_Place, ...]:
+    frames, seen, caller = [(f"[{awaited}]", "", 0)], {0}, task.address
     while caller and len(frames) < _MOST_FRAMES:
         frames += by_address[caller].frames
         seen.add(caller)

@@ -95,8 +95,8 @@ def cascade_of(profile: Profile, timeline: Timeline, chosen: Bool | None = None)
     own_rows = np.flatnonzero(own)
     parts = _Parts(own_rows, waits.first[own_rows], waits.until[own_rows], np.ones(len(own_rows), np.int64))
     depth, number = 0, 0
-    while len(parts.at):
-        number += len(parts.at)
+    while len(parts.owner):
+        number += len(parts.owner)
         deeper = depth < MAX_DEPTH and number <= MAX_PARTS
         parts = waits.step(parts, follow=deeper)
         depth += deeper
@@ -116,7 +116,7 @@ def cascade_of(profile: Profile, timeline: Timeline, chosen: Bool | None = None)
 class _Parts:
     """Spans of time, of waits or of tracks, each with the number of waits whose weight it carries."""
 
-    at: I64  # row in the waits; or a track
+    owner: I64  # row in the waits; or a track
     begin: I64  # index into `_Steps.times`
     end: I64
     number: I64
@@ -182,23 +182,23 @@ class _Steps(WaitTable):
         """Charge parts of waits to their wakers; return parts of the wakers' own waits in these times. `follow`: False
         for the last step, in which waiters hold, as CUT, the weight of parts that a thread ended."""
         passed = self._awake(parts)
-        target, weight = self.target[passed.at], self._weight(passed)
+        target, weight = self.target[passed.owner], self._weight(passed)
         devices = target >= len(self.tracks)
         self._hold(target[devices], Held.WAITING, weight[devices])
         followed = (target >= 0) & ~devices
         if not follow:
-            self._hold(self.track[passed.at[followed]], Held.CUT, weight[followed])
+            self._hold(self.track[passed.owner[followed]], Held.CUT, weight[followed])
         followed &= follow
-        _add(self.carried, passed.at[followed | devices], weight[followed | devices])
-        self._keep(passed.at[target < 0], weight[target < 0])
+        _add(self.carried, passed.owner[followed | devices], weight[followed | devices])
+        self._keep(passed.owner[target < 0], weight[target < 0])
         parts = _Parts(target[followed], *(column[followed] for column in (passed.begin, passed.end, passed.number)))
         return self._explained(self._merged(parts))
 
     def _awake(self, parts: _Parts) -> _Parts:
         """Return the parts cut where the waker fell asleep; the weight from then on is held by the waiter itself."""
-        end = np.clip(self.awake[parts.at], parts.begin, parts.end)
-        self._keep(parts.at, self._weight(_Parts(parts.at, end, parts.end, parts.number)))
-        return _Parts(parts.at, parts.begin, end, parts.number)
+        end = np.clip(self.awake[parts.owner], parts.begin, parts.end)
+        self._keep(parts.owner, self._weight(_Parts(parts.owner, end, parts.end, parts.number)))
+        return _Parts(parts.owner, parts.begin, end, parts.number)
 
     def _weight(self, parts: _Parts) -> I64:
         length = self.times[parts.end] - self.times[parts.begin]
@@ -216,7 +216,7 @@ class _Steps(WaitTable):
 
     def _merged(self, parts: _Parts) -> _Parts:
         """Return parts of tracks without overlap, sorted by (track, begin): cut at every edge, with `number` summed."""
-        key = np.concatenate([parts.at * self.size + parts.begin, parts.at * self.size + parts.end])
+        key = np.concatenate([parts.owner * self.size + parts.begin, parts.owner * self.size + parts.end])
         order = np.argsort(key, kind="stable")
         key, change = key[order], np.concatenate([parts.number, -parts.number])[order]
         last = np.append(key[1:] != key[:-1], True)[: len(key)]
@@ -229,10 +229,10 @@ class _Steps(WaitTable):
 
     def _explained(self, parts: _Parts) -> _Parts:
         """Let tracks hold the weight of their parts outside of waits; return the parts in waits, to be passed on."""
-        born = np.clip(self.birth[parts.at], parts.begin, parts.end)
-        self._hold(parts.at, Held.NOT_RECORDED, self._weight(_Parts(parts.at, parts.begin, born, parts.number)))
-        parts = _Parts(parts.at, born, parts.end, parts.number)
-        key = parts.at * self.size
+        born = np.clip(self.birth[parts.owner], parts.begin, parts.end)
+        self._hold(parts.owner, Held.NOT_RECORDED, self._weight(_Parts(parts.owner, parts.begin, born, parts.number)))
+        parts = _Parts(parts.owner, born, parts.end, parts.number)
+        key = parts.owner * self.size
         first = np.searchsorted(self.by_end, key + parts.begin, "right")
         last = np.searchsorted(self.by_begin, key + parts.end, "left")
         span_of, wait = ranges(first, np.maximum(first, last))
@@ -242,15 +242,15 @@ class _Steps(WaitTable):
         asleep, queued = _Parts(wait, begin, until, number), _Parts(wait, until, end, number)
         weight, runnable = self._weight(parts), self._weight(queued)
         running = weight - sum_by(span_of, runnable + self._weight(asleep), len(weight))
-        self._hold(parts.at, Held.RUNNING, running)
-        self._hold(parts.at[span_of], Held.RUNNABLE, runnable)
+        self._hold(parts.owner, Held.RUNNING, running)
+        self._hold(parts.owner[span_of], Held.RUNNABLE, runnable)
         self._sample(parts)
         nonempty = until > begin
         return _Parts(wait[nonempty], begin[nonempty], until[nonempty], number[nonempty])
 
     def _sample(self, parts: _Parts) -> None:
         """Add the number of delayed waits of each part (disjoint parts) to `held_up` of the CPU samples in it."""
-        key = parts.at * self.size
+        key = parts.owner * self.size
         if not len(key):
             return
         part = np.searchsorted(key + parts.begin, self.moment_key, "right") - 1

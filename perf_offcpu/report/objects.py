@@ -99,7 +99,7 @@ class _Hands:
     """Times for which threads held objects, as columns: one row per (object, tid); of `is_held` one per object."""
 
     is_held: Bool  # bool[objects], True if any wait for the object has a known holder
-    of: I64  # rank of the object in `_Objects`
+    rank: I64  # of the object in `_Objects`
     tid: I64  # -1: not known
     weight: I64
     times: I64
@@ -121,8 +121,8 @@ class _Objects:
         busy = sum_by(np.where(idle[rows], -1, group_of), period, len(first))
         kept = np.lexsort((-weight, -busy))[:limit]
         self.more = len(first) - len(kept), int(weight.sum()) - int(weight[kept].sum())
-        self.of = np.full(len(self.samples), -1, np.int64)
-        self.of[rows] = places_of(kept, len(first))[group_of]
+        self.rank = np.full(len(self.samples), -1, np.int64)
+        self.rank[rows] = places_of(kept, len(first))[group_of]
         self.first = rows[first[kept]]
         self.number = len(kept)
         self.network = network_of(profile, waits).cause
@@ -133,15 +133,15 @@ class _Objects:
         objects, strings, samples, number = self.profile.objects, self.profile.strings, self.samples, self.number
         thing, class_of, cause_of = samples.object[self.first], self.waits.wait_class, self.network
         kinds = objects.kind[thing].tolist()
-        classes = sums_by_label(self.of, class_of, lambda code: WaitClass(code).label, samples.period, number)
-        networks = sums_by_label(self.of, cause_of, LABELS.__getitem__, samples.period, number)
+        classes = sums_by_label(self.rank, class_of, lambda code: WaitClass(code).label, samples.period, number)
+        networks = sums_by_label(self.rank, cause_of, LABELS.__getitem__, samples.period, number)
         held = zip(kinds, self.held.is_held.tolist(), strict=True)
         columns: tuple[Sequence[Any], ...] = (
             [printable(strings[name]) for name in objects.name[thing].tolist()],
             [ObjectKind(kind).name.lower() if kind in set(ObjectKind) else "unknown" for kind in kinds],
             [next(iter(weight_of_class)) for weight_of_class in classes],
-            totals_of(samples, self.of, number),
-            waiters(samples, self.of, number).tolist(),
+            totals_of(samples, self.rank, number),
+            waiters(samples, self.rank, number).tolist(),
             [HELD if is_held else RELEASED if kind in _RELEASED else ENDED for kind, is_held in held],
             self._by(),
             [{label: ns for label, ns in network.items() if label} for network in networks],
@@ -150,9 +150,9 @@ class _Objects:
 
     def _held(self, rank_of_name: I64) -> _Hands:
         """Return the times for which threads held kept objects. `rank_of_name`: int64[strings], rank or -1."""
-        with_holder = self.of[(self.holders.held >= 0) & (self.of >= 0)]
+        with_holder = self.rank[(self.holders.held >= 0) & (self.rank >= 0)]
         is_held = np.bincount(with_holder, minlength=self.number) > 0
-        time = held_time(self.profile, self.holders, np.append(is_held, False)[self.of])
+        time = held_time(self.profile, self.holders, np.append(is_held, False)[self.rank])
         object_of = rank_of_name[self.profile.objects.name[time.object]]
         first, hand_of = group(object_of, time.tid)
         weight, times = (sum_by(hand_of, column, len(first)) for column in (time.weight, time.times))
@@ -170,10 +170,10 @@ class _Objects:
         def label(comm: int) -> str:
             return "" if comm == -1 else INTERRUPT if comm == _INTERRUPT else thread_label(strings[comm])
 
-        not_held = np.where(np.append(held.is_held, False)[self.of], -1, self.of)
+        not_held = np.where(np.append(held.is_held, False)[self.rank], -1, self.rank)
         ended = sums_by_label(not_held, comm, label, samples.period, self.number)
         comm = _comms(self.profile, held.tid, held.time_ns)
-        hands = sums_by_label(held.of, comm, label, held.weight, self.number)
+        hands = sums_by_label(held.rank, comm, label, held.weight, self.number)
         return [{name: ns for name, ns in (ended[row] | hands[row]).items() if name} for row in range(self.number)]
 
 
@@ -201,7 +201,7 @@ def lock_table(
     is_lock |= (waits.wait_class == WaitClass.LOCK) & (samples.object >= 0)
     is_lock &= waits.wait_class != WaitClass.CHILD  # the end of a thread is no lock
     objects = _Objects(profile, waits, holders, limit, np.flatnonzero(is_lock), idle)
-    object_of, number, held = objects.of, objects.number, objects.held
+    object_of, number, held = objects.rank, objects.number, objects.held
 
     def count(chosen: Bool) -> list[int]:
         counts: list[int] = np.bincount(object_of[chosen & (object_of >= 0)], minlength=number).tolist()
@@ -218,7 +218,7 @@ def lock_table(
         count(both),
         functions,
         _hands(profile, holders, objects),
-        sum_by(np.where(held.tid < 0, held.of, -1), held.weight, number).tolist(),
+        sum_by(np.where(held.tid < 0, held.rank, -1), held.weight, number).tolist(),
     )
     rows = []
     for row, queue, hand_overs, changed, compared, weight_of, hands, unknown in zip(*columns, strict=True):
@@ -232,11 +232,11 @@ def lock_table(
 
 def _hands(profile: Profile, holders: Holders, objects: _Objects) -> list[list[Hand]]:
     """Return, for each object, its holders, heaviest first; if none is known, the threads that released it."""
-    samples, strings, held, object_of = profile.samples, profile.strings, objects.held, objects.of
+    samples, strings, held, object_of = profile.samples, profile.strings, objects.held, objects.rank
     hands: list[list[Hand]] = [[] for _ in range(objects.number)]
     released = np.flatnonzero((object_of >= 0) & (holders.released >= 0))
     is_hand, counts = held.tid >= 0, ~np.append(held.is_held, False)[object_of[released]]
-    object_of_hand = np.append(held.of[is_hand], object_of[released])
+    object_of_hand = np.append(held.rank[is_hand], object_of[released])
     tid = np.concatenate([held.tid[is_hand], holders.released[released]])
     if not len(object_of_hand):
         return hands

@@ -141,7 +141,7 @@ class _Stacks:
         symbol, dso = frames.symbol[rows], frames.dso[rows]
         first, group_of = group(symbol, np.where(symbol > 0, 0, dso))
         names = zip(symbol[first].tolist(), dso[first].tolist(), strict=True)
-        judged = (judge(suffix.sub("", strings[one] or frame_label("", strings[file]))) for one, file in names)
+        judged = (judge(suffix.sub("", strings[name] or frame_label("", strings[file]))) for name, file in names)
         values[rows] = np.array([_NONE if value is None else value for value in judged], np.int32)[group_of]
         return values
 

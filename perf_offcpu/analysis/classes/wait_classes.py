@@ -62,8 +62,8 @@ def _rows() -> list[ClassRow]:
 
 
 CLASSES = (*list(WaitClass)[1:], WaitClass.OTHER)  # all classes in the order of views: OTHER is the last one
-BY_LABEL = {one.label: one for one in CLASSES}
-CLASS_OF_SYSCALL = {name: one for one in CLASSES for name in one.row.syscalls.split()}
+BY_LABEL = {class_.label: class_ for class_ in CLASSES}
+CLASS_OF_SYSCALL = {name: class_ for class_ in CLASSES for name in class_.row.syscalls.split()}
 """System calls with one purpose. Others (read, write, ioctl, close, …) do not tell the object of a wait."""
 
 FILE_SYSCALLS = frozenset("read write readv writev open openat openat2 close sendfile sendfile64 ioctl".split())
@@ -76,8 +76,8 @@ FAULT_ENTRY = """
 """
 """Functions of the kernel that run in page faults only."""
 _AT_WORK = "process_one_work io_worker_handle_work"  # functions of kernel threads that have a piece of work
-_WORK_FUNCTIONS = " ".join(one.row.work_functions for one in CLASSES)
-WORK_SYSCALLS = frozenset(name for one in CLASSES for name in one.row.work_syscalls.split())
+_WORK_FUNCTIONS = " ".join(class_.row.work_functions for class_ in CLASSES)
+WORK_SYSCALLS = frozenset(name for class_ in CLASSES for name in class_.row.work_syscalls.split())
 """System calls that wait for the next piece of work and nothing else."""
 
 _MEANINGS = {

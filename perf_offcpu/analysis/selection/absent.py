@@ -48,7 +48,7 @@ def _without_match(profile: Profile, selection: Selection) -> Iterator[str]:
         yield from _absent_objects(profile, selection)
     if selection.classes:
         labels = tuple(class_.label for class_ in selection.classes)
-        yield from _sentence("class", labels, classify(profile).wait_class, lambda one: WaitClass(one).label)
+        yield from _sentence("class", labels, classify(profile).wait_class, lambda code: WaitClass(code).label)
 
 
 def _absent_objects(profile: Profile, selection: Selection) -> Iterator[str]:

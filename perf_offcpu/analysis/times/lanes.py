@@ -80,10 +80,10 @@ def _of_goroutines(loops: list[EventLoop]) -> Iterator[tuple[_Key, _Span]]:
         for task in loop.tasks:
             if task.name == GOROUTINES and not goroutines.is_of_runtime(task):
                 sums[loop.pid, loop.switch_out_ns, loop.read_ns, goroutines.place_of(task)] += loop.weight_ns
-    for (pid, begin_ns, end_ns, (what, function)), ns in sums.items():
+    for (pid, begin_ns, end_ns, (reason, function)), ns in sums.items():
         number = ns / max(end_ns - begin_ns, 1)
         text = f"{number:.3g} on average" if number >= _LEAST else f"less than {_LEAST} on average"
-        yield (pid, pid, 0, f"goroutines: {what} in {function}"), (begin_ns, end_ns, text, _kind(what), "")
+        yield (pid, pid, 0, f"goroutines: {reason} in {function}"), (begin_ns, end_ns, text, _kind(reason), "")
 
 
 def _kind(waits_for: str) -> str:

@@ -103,6 +103,6 @@ def _tracks(profile: Profile) -> tuple[list[Track], I64]:
     first, group_of = group(samples.pid, samples.tid)
     order = stable_order(group_of)
     rows = np.split(order, np.searchsorted(group_of[order], np.arange(1, len(first))))
-    names = [printable(profile.strings[int(samples.comm[mine[-1]])]) or UNKNOWN for mine in rows if len(mine)]
+    names = [printable(profile.strings[int(samples.comm[own[-1]])]) or UNKNOWN for own in rows if len(own)]
     ids = zip(samples.pid[first].tolist(), samples.tid[first].tolist(), names, rows, strict=False)
     return [Track(*track_id) for track_id in ids], group_of

@@ -168,12 +168,12 @@ def structs_of(bits: ElfClass, order: Order) -> Any:
 
 
 @contextmanager
-def own_errors(path: str, what: str, offset: int) -> Iterator[None]:
-    """Turn pyelftools' exceptions, which have no common base, into FormatError on `what` at `offset` of file `path`."""
+def own_errors(path: str, part: str, offset: int) -> Iterator[None]:
+    """Turn pyelftools' exceptions, which have no common base, into FormatError on `part` at `offset` of file `path`."""
     try:
         yield
     except Exception as problem:
-        raise FormatError(path, what, f"{type(problem).__name__}: {problem}", offset) from None
+        raise FormatError(path, part, f"{type(problem).__name__}: {problem}", offset) from None
 
 
 @functools.cache
