@@ -166,7 +166,7 @@ class _Steps(WaitTable):
         return target
 
     def _add_moments(self, timeline: Timeline) -> None:
-        """Find the CPU samples of running threads; sort them by (track, index in `times` of the last time before)."""
+        """Set `moment`: CPU samples of running threads, sorted by `moment_key`: track, last index of `times` before."""
         rows = np.flatnonzero(timeline.moments)
         track, moment = timeline.track[rows], timeline.begin_ns[rows]
         key = track * self.size + np.searchsorted(self.times, moment, "right") - 1

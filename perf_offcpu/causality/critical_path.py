@@ -142,7 +142,7 @@ class _Walk(WaitTable):
         return explained.take(explained.end > explained.begin), deeper, self.queued[wait[to_waker]], hops
 
     def _not_recorded(self, spans: _Spans, woke: I64) -> tuple[_Spans, _Spans, I64]:
-        """Return (parts of spans before their thread's birth, or of one without samples; other parts; their `woke`)."""
+        """Return (parts of spans before birth of their thread, or if it has no samples; other parts; their `woke`)."""
         begin = np.where(self.known[spans.track], np.maximum(spans.begin, self.born[spans.track]), spans.end)
         begin = np.minimum(begin, spans.end)
         unknown = spans.with_columns(end=begin, wait=np.full(len(spans), -1)).doing_all(Doing.NOT_RECORDED)
@@ -179,7 +179,7 @@ def _gaps(spans: _Spans, span_of: I64, begin: I64, end: I64) -> _Spans:
 
 
 def is_chosen(track: Track, selection: Selection) -> bool:
-    """Return True if a thread's comm, pid and tid match the selection; an empty list of it matches all."""
+    """Return True if a thread's comm, pid and tid match the selection, in which an empty list matches all."""
     ids = ((selection.comms, track.comm), (selection.pids, track.pid), (selection.tids, track.tid))
     return all(not names or name in names for names, name in ids)
 

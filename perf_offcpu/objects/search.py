@@ -116,7 +116,7 @@ def _debug_roots(search: Search) -> list[str]:
 
 
 def _below_root(path: str, pid: int) -> str:
-    """Return a path of /proc/PID/maps without the root directory of the process, which maps holds after chroot()."""
+    """Return a path of /proc/PID/maps without the root directory of the process, which chroot() puts before it."""
     with suppress(OSError):
         root = os.readlink(f"/proc/{pid}/root").rstrip("/")  # direct: asks for the name of the directory
         return path.removeprefix(root) if path.startswith(f"{root}/") else path

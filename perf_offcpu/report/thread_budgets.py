@@ -92,7 +92,7 @@ def budget_table(profile: Profile, limit: int | None = None, by: str = "thread")
 
 def _rest(profile: Profile, lives: Lives, cut: Bool, limit: int) -> list[BudgetRow]:
     """Return at most `limit` sums by comm of the threads in `cut` (bool[threads]), the largest `wall` first; if there
-    are more comms, the last row is of all further ones."""
+    are more comms, the last row is of all further comms."""
     first, group_of = group(lives.comm)
     weight = sum_by(np.where(cut, group_of, -1), lives.wall, len(first))
     has_rest = np.bincount(group_of[cut], minlength=len(first)) > 0

@@ -85,7 +85,7 @@ class Network:
 
     @classmethod
     def unknown(cls, rows: int) -> "Network":
-        """Return n waits of unknown cause, in read-only columns of one value."""
+        """Return `rows` waits of unknown cause, in read-only columns of one value."""
         zero, none = np.broadcast_to(np.int64(0), rows), np.broadcast_to(np.int64(-1), rows)
         cause, is_open = np.broadcast_to(np.uint8(0), rows), np.broadcast_to(np.bool_(False), rows)
         return cls(cause, zero, zero, zero, none, is_open)

@@ -91,7 +91,7 @@ def _kind(waits_for: str) -> str:
 
 
 def _joined(spans: list[_Span]) -> list[_Span]:
-    """Return the spans of a lane without overlap; successive ones with the same texts are merged."""
+    """Return the spans of a lane without overlap; successive spans with equal texts are merged."""
     joined: list[_Span] = []
     for begin, end, *texts in spans:
         last_end = joined[-1][1] if joined else 0

@@ -80,7 +80,7 @@ class _Text:
         return say.amount(round(value), "ns", self.style)
 
     def change(self, value: float) -> str:
-        """Format a change of such a weight, with its sign."""
+        """Format a change of a weight per second, unit of work or run, with its sign, without its unit."""
         return f"{'-' if value < 0 else '+'}{self.rate(abs(value))}"
 
     def total(self) -> str:

@@ -193,7 +193,7 @@ def _cause(profile: Profile, waits: Waits, causes: Causes, cells: Cells) -> Caus
 
 
 def _object(profile: Profile, cells: Cells) -> tuple[str, str]:
-    """Return (`Place.object`, `Place.mostly`): the object with most of the weight, as one of the two; else "", ""."""
+    """Return (`Place.object`, `Place.mostly`): one is the object with most of the weight, or both are ""."""
     first, group_of = group(cells.object)
     sums = sum_by(group_of, cells.weight, len(first)).tolist()
     most = max(range(len(first)), key=lambda index: sums[index], default=-1)
