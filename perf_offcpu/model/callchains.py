@@ -105,8 +105,7 @@ class Ragged:
 
 
 def spread(starts: I64, lengths: I64, offsets: I64) -> I64:
-    """Return int64[sum(lengths)]: the numbers starts[i], starts[i] + 1, …, starts[i] + lengths[i] - 1, for i = 0, 1, ….
-    `offsets`: `offsets_of(lengths)`, int64[n + 1]."""
+    """Return int64[]: for each i, lengths[i] consecutive numbers from starts[i] on. `offsets`: offsets_of(lengths)."""
     return np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
 
 
@@ -296,8 +295,7 @@ def depths(parent: I32) -> I64:
 
 
 def path_lengths(parent: I32, nodes: I64) -> I64:
-    """Return int64[k]: the depth of each of k `nodes` (1 for a root), 0 for node -1. Climbs from the nodes to the root,
-    which is cheaper than `depths` for few nodes. `parent`: int32, of all nodes of the tree."""
+    """Return int64[k]: depths of `nodes` (1: a root; node -1: 0), by climbing: cheaper than `depths` for few nodes."""
     length = np.zeros(len(nodes), np.int64)
     live = np.flatnonzero(nodes >= 0)
     node = nodes[live]

@@ -113,8 +113,7 @@ class HashIndex:
         return rows
 
     def add(self, hashes: U64, rows: I32) -> bool:
-        """Add hashes that the index does not have, each once, with their rows. Return False if a hash finds no free
-        slot in MAX_STEPS: the index is then unusable."""
+        """Add new hashes, each once, with rows. Return False if MAX_STEPS do not suffice: the index is now broken."""
         self._used += len(hashes)
         if 2 * self._used > len(self._rows):
             filled = np.flatnonzero(self._rows >= 0)

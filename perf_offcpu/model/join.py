@@ -67,8 +67,7 @@ def renumbered(part: Part, changes: Mapping[str, Renumber]) -> Part:
 
 
 def join(parts: Sequence[Part], nr_cpus: int) -> Part:
-    """Join recordings, or profiles, to one, part after part. Snapshots are not joined: recordings are unwound before.
-    `nr_cpus`: the number of CPUs of all parts together."""
+    """Join recordings, or profiles, one after the other; snapshots, unwound before, are dropped. `nr_cpus`: of all."""
     strings, evsels, chains = Strings(), dict[tuple[object, ...], tuple[int, Evsel]](), ChainTable()
     first: Counter[str] = Counter()
     done: list[Part] = []

@@ -34,8 +34,7 @@ _MAX_BYTES: Final = 1 << 20
 
 
 def vdso_image() -> bytes:
-    """Return the bytes of the vDSO of this process, an ELF shared object. Raise OSError if the memory of the process
-    cannot be read, FormatError if it has no vDSO."""
+    """Return the bytes of this process's vDSO, an ELF file. Raise OSError if unreadable, FormatError if missing."""
     with open("/proc/self/maps", "rb") as maps:
         line = next((line for line in maps if line.rstrip().endswith(VDSO.encode())), None)
     if line is None:

@@ -77,8 +77,7 @@ def _addresses(ranges: tuple[U64, U64, U64], offsets: U64) -> U64:
 
 
 def _file_ranges(loads: Rows) -> tuple[U64, U64, U64]:
-    """Return (start, stop, shift), uint64[k] each, of ranges of file offsets, best first: an offset from start to below
-    stop, plus shift, is its virtual address."""
+    """Return (start, stop, shift), uint64[k], best first: a file offset in [start, stop) + shift is its address."""
     loads = loads[loads["p_filesz"] > 0]
     executable = (loads["p_flags"] & np.uint64(elf.SegmentFlag.X)) != 0
     exact = loads[np.argsort(~executable, kind="stable")[:_MAX_SEGMENTS]]

@@ -17,8 +17,7 @@ _HEADER: Final = "I2xBB8Q"  # magic, code unit, pointer size; numbers, address o
 
 
 def go_symbols(image: ElfImage) -> list[tuple[Symbols, bytes]]:
-    """Return [(functions, string bytes)]; [] for a file that is no Go program, or has another version or form of the
-    table. Raise FormatError if the section is cut off."""
+    """Return [(functions, string bytes)]; [] if it is no Go program of a known form. Raise FormatError if cut off."""
     section = next(filter(None, map(image.section_named, _SECTIONS)), None)
     data = image.content(section) if section else b""
     if len(data) < struct.calcsize(image.order + _HEADER):

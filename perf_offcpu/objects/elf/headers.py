@@ -223,8 +223,7 @@ def _parse(source: Source) -> dict[str, Array]:
 
 
 def _table(source: Source, header: Any, kind: str, struct: Any, dtype: np.dtype[Any], count: int) -> Rows:
-    """Return the first `count` entries of the section headers (`kind` "sh") or program headers ("ph") as rows of
-    `dtype`; no rows if the file has no such table."""
+    """Return the first `count` section (`kind` "sh") or program headers ("ph") as rows of `dtype`; no rows if none."""
     offset, entsize, size = header[f"e_{kind}off"], header[f"e_{kind}entsize"], struct.sizeof()
     if not offset or not count:
         return np.empty(0, dtype)
