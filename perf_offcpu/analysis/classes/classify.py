@@ -165,7 +165,7 @@ class _Judge:
             return work_of_lock(facts, Means(evidence.means) if evidence.means >= 0 else None)
         in_kernel = evidence.work_in_kernel == 1
         if wait_class in (WaitClass.NETWORK, WaitClass.PIPE):
-            if wait_class == WaitClass.NETWORK and thing & (_INWARD | _CONNECTED) == _INWARD and thing >= 0:
+            if wait_class == WaitClass.NETWORK and code & (_INWARD | _CONNECTED) == _INWARD and code >= 0:
                 return "" if syscall.startswith("send") else "the next datagram of a client"
             return "the next connection" if in_kernel or syscall in rules.WORK_SYSCALLS else ""
         is_job = evidence.work_in_kernel < 0 and wait_class == WaitClass.OTHER and state == "I"
