@@ -149,13 +149,14 @@ JIT_MAP = Layout(
     Field("version", U16),
     Field("reserved", U16, doc="0"),
     Field("pid", U32, doc="tgid of the process whose code it is"),
-    Field("text", TEXT, doc="whole lines of a perf map, and `:frame`, `:method`, `:apart`; texts of a pid are one map"),
+    Field("text", TEXT, doc="whole lines of a perf map; texts of a pid are one map, but `:apart` begins a newer one"),
 )
 """Payload with functions that a JVM has compiled. A line `:frame`, of hexadecimal numbers, tells the size of a frame:
 bytes from the stack pointer to above the return address, below which the caller's frame pointer is. It holds from BEGIN
 on, in bytes after START: `:frame START SIZE BEGIN`. A line `:method ADDRESS SIZE NAME` tells an interpreted method, by
 the place of its object, whose address the frames of the interpreter have. `:apart TIME`: of waits that end from then on
-(ns of CLOCK_MONOTONIC; 0: of none), equal numbers of copies mean equal methods in these frames."""
+(ns of CLOCK_MONOTONIC; 0: of none), equal numbers of copies mean equal methods in these frames. `:split`: see
+`jit_map`."""
 
 
 def payload_layout(payload: bytes, order: Order) -> Layout:

@@ -6,6 +6,7 @@ happens in the background, with the rights of the JVM's owner (`system.owner_chi
 
 import contextlib
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
@@ -14,18 +15,21 @@ from typing import Final
 
 from perf_offcpu import losses
 from perf_offcpu.abi.counters import JIT_MAP, JIT_MAP_MAGIC, VERSION
+from perf_offcpu.abi.jit_map import frame_start, last_part, overlapped, split_line, starts_of
 from perf_offcpu.collect.bpf.maps import ProgramMaps
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.python.processes import MappingFollower, ended_process, pid_of
 from perf_offcpu.collect.system.as_owner import ask_as_owner
 from perf_offcpu.collect.system.background import Future, in_background
+from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.system.hotspot import awaited_locks
 from perf_offcpu.collect.wait_objects.owners import AwaitedLocks
 from perf_offcpu.losses import Losses
 from perf_offcpu.text import Say, printable
 
 _FIRST_S, _LONGER, _LONGEST_S = 1.0, 2.0, 3600.0
-_MUCH, _SHARE = 1.02, 0.02
+_AT: Final = re.compile(rb":at ([0-9]{1,18})\n")  # time of the answer, ns, by owner_child.py
+_MUCH, _SHARE = 1.02, 0.05
 _MOST_JVMS: Final = 256
 _AT_ONCE: Final = 16
 _MOST_S: Final = 3.0  # time of _AT_ONCE together; one takes some 0.1 s
@@ -61,6 +65,7 @@ class Jvms(MappingFollower):
         self._bpf_maps, self._always_ns = maps, apart_ns
         self._apart_ns: dict[int, int] = {}  # pid → time that `set_jvm` returned
         self._due: dict[int, tuple[float, float]] = {}  # pid → monotonic time of the next question, time after it
+        self._listed_ns: dict[int, int] = {}  # pid → time at which it listed its code last
         self._refused: set[int] = set()
         self._ended: set[int] = set()  # whose main thread has ended
         self._unasked = 0  # JVMs that ended too soon
@@ -128,25 +133,28 @@ class Jvms(MappingFollower):
         while pids and time.monotonic() < now + _MOST_ALL_S:
             asked = {pid: in_background(partial(_ask_one, pid)) for pid in pids[:_AT_ONCE]}
             pids = pids[_AT_ONCE:]
-            begin_s = time.monotonic()
+            begin_ns = now_ns()
             for pid, answer in asked.items():
-                self._take(pid, answer.result(), time.monotonic() - begin_s)
+                self._take(pid, answer.result(), begin_ns)
         for pid in pids:
             self._take(pid, b"!no time was left")
 
-    def _take(self, pid: int, answer: bytes, cost_s: float = 0) -> None:
+    def _take(self, pid: int, answer: bytes, asked_ns: int = 0) -> None:
         """Keep the perf map that a JVM answered; if there is none, say and count that once. `answer`: "!" + problem.
-        `cost_s`: time that it took. As long as a JVM compiles much, the time to the next question does not become
+        `asked_ns`: when it was asked. As long as a JVM compiles much, the time to the next question does not become
         longer, but questions take at most _SHARE of the time."""
         others = sum(len(text) for process, text in self.maps.items() if process != pid)
         if len(answer) + others > _MOST_KEPT:
             answer = b"!the maps of others take all room"
         if answer and not answer.startswith(b"!"):
-            before = self.maps.get(pid, b"")
-            older = lines_dropped(before, answer, _MOST_KEPT - others - len(answer))
-            self.maps[pid] = b":apart %d\n%b%b" % (self._apart_ns.get(pid, 0), older, answer)
+            at, now, before = _AT.match(answer), now_ns(), self.maps.get(pid, b"").partition(b"\n")[2]
+            listed_ns = int(at[1]) if at and asked_ns <= int(at[1]) <= now else now
+            text = with_older(_AT.sub(b"", answer), before, self._listed_ns.get(pid, 0), listed_ns)
+            if len(text) + others > _MOST_KEPT:
+                text = split_line(listed_ns, listed_ns + 1) + answer
+            self.maps[pid], self._listed_ns[pid] = b":apart %d\n%b" % (self._apart_ns.get(pid, 0), text), listed_ns
             if pid in self._due and len(self.maps[pid]) > _MUCH * len(before):
-                pause_s = max(self._due[pid][1] / _LONGER, cost_s / _SHARE)
+                pause_s = max(self._due[pid][1] / _LONGER, (now - asked_ns) / 1e9 / _SHARE)
                 self._due[pid] = time.monotonic() + pause_s, pause_s
         elif pid in self._due and pid not in self.maps and pid not in self._refused:
             self._refused.add(pid)
@@ -173,14 +181,18 @@ def jit_payloads(pid: int, text: bytes) -> Iterator[bytes]:
         begin = end
 
 
-def lines_dropped(before: bytes, now: bytes, most: int) -> bytes:
-    """Return the lines of an older map of a JVM that a newer one lacks, b"" if they exceed `most` bytes: waits may lie
-    in code that was compiled again since. Readers let later lines replace earlier ones, as memory of code is reused."""
-    kept = {*now.splitlines()}
-    starts = {line.partition(b" ")[0] for line in kept}
-    lines = [line for line in before.splitlines() if line not in kept and not line.startswith(b":apart")]
-    dropped = [line + b"\n" for line in lines if not (line.startswith(b":frame") and line.split()[1] in starts)]
-    return b"".join(dropped) if sum(map(len, dropped)) <= most else b""
+def with_older(now: bytes, before: bytes, before_ns: int, after_ns: int) -> bytes:
+    """Return the newest perf map of a JVM with the lines of an older one that it lacks: of code that was compiled again
+    meanwhile, in which waits were. If memory of that code is used for other code by now, a line divides both maps.
+    `before_ns`: time up to which the older one holds; `after_ns`: time from which the newest one does."""
+    head, last = last_part(before)
+    old, lines = last.splitlines(keepends=True), {*now.splitlines(keepends=True)}
+    dropped = [line for line in old if line not in lines]
+    if any(overlapped(dropped, lines.difference(old))):
+        return head + last + split_line(before_ns, after_ns) + now
+    starts = starts_of(lines)
+    kept = [line for line in dropped if frame_start(line) not in starts]
+    return b"".join([head, *kept, now])
 
 
 def _ask_one(pid: int) -> bytes:

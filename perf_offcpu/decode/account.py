@@ -109,8 +109,9 @@ class CollectorAccount:
             self.codes |= read_codes(payload, order)
         elif magic == layouts.JIT_MAP_MAGIC:
             values = layouts.JIT_MAP.unpack(payload, order)
-            lines = self.perf_maps.get(values["pid"], b"") + bytes(values["text"]).rstrip(b"\0")
-            self.perf_maps[values["pid"]] = lines
+            text, pid = bytes(values["text"]).rstrip(b"\0"), values["pid"]
+            is_next = not text.startswith(b":apart")  # else a newer map of the JVM, which has the older ones, too
+            self.perf_maps[pid] = self.perf_maps.get(pid, b"") + text if is_next else text
         else:
             self._read_counters(payload, order)
 

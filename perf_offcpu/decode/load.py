@@ -124,6 +124,7 @@ def assemble(head: Head | PerfDataReader, batch: Batch, tasks: TaskReplay, accou
     for cause, count in account.counted.items():
         counters.add(cause, count)
     tasks.replay()
+    tasks.split_spaces(account.perf_maps)
     counters.add(losses.MAPS_FORGOTTEN, tasks.spaces.forgotten)
     evsels = [
         Evsel(spec.name, spec.attr, "ns" if is_offcpu(spec) or (spec.attr.type, spec.attr.config) in _CLOCKS else "")

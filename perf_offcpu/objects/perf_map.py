@@ -11,6 +11,7 @@ process has there. A map of an earlier or later process with the same pid is ref
 
 from __future__ import annotations
 
+import bisect
 import io
 import os
 import re
@@ -21,6 +22,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from perf_offcpu import losses
+from perf_offcpu.abi.jit_map import borders_of, lines_between
 from perf_offcpu.directories import Directory
 from perf_offcpu.files import FileRefusedError, is_mostly_holes, read_bounded
 from perf_offcpu.losses import LossCause
@@ -57,31 +59,54 @@ class PerfMaps:
 
     def __init__(self, recording: Recording, symfs: str, *, force: bool = False) -> None:
         self.recording, self.symfs, self.force = recording, symfs, force
-        self._tables: dict[int, SymbolTable | LossCause] = {}
-        self._frames: dict[int, dict[int, tuple[int, int]]] = {}
-        self._methods: dict[int, SymbolTable] = {}
+        self._tables: dict[tuple[int, int], SymbolTable | LossCause] = {}
+        self._frames: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}
+        self._methods: dict[tuple[int, int], SymbolTable] = {}
+        self._borders: dict[int, list[int]] = {}
 
-    def of(self, pid: int) -> SymbolTable | LossCause:
-        """Return the functions in the map of a process, or the reason why there are none."""
-        if pid not in self._tables:
-            text = self.text_of(pid)
-            self._tables[pid] = text if isinstance(text, LossCause) else parse_perf_map(text)
-        return self._tables[pid]
+    def _key(self, space: int) -> tuple[int, int]:
+        """Return (pid, part of its map that holds) of an address space, a row in spaces; part -1: the whole map."""
+        spaces = self.recording.spaces
+        pid, begin_ns = int(spaces.pid[space]), int(spaces.begin_ns[space])
+        if pid not in self._borders:
+            borders = borders_of(self.recording.perf_maps.get(pid, b""))
+            is_split = np.isin(borders, spaces.begin_ns[spaces.pid == pid]).all()  # not so in joined recordings
+            self._borders[pid] = borders if is_split else []
+        borders = self._borders[pid]
+        return pid, bisect.bisect_right(borders, begin_ns) if borders else -1
 
-    def frames_of(self, pid: int) -> dict[int, tuple[int, int]]:
+    def _text(self, key: tuple[int, int]) -> bytes | LossCause:
+        text = self.text_of(key[0])
+        return text if isinstance(text, LossCause) or key[1] < 0 else lines_between(text, key[1])
+
+    def _text_of_jvm(self, key: tuple[int, int]) -> bytes:
+        text = self._text(key) if key[0] in self.recording.perf_maps else b""
+        return text if isinstance(text, bytes) else b""
+
+    def of(self, space: int) -> SymbolTable | LossCause:
+        """Return the functions in the map of a process (`space`: a row in spaces), or the reason why there are none."""
+        key = self._key(space)
+        if key not in self._tables:
+            text = self._text(key)
+            self._tables[key] = text if isinstance(text, LossCause) else parse_perf_map(text)
+        return self._tables[key]
+
+    def frames_of(self, space: int) -> dict[int, tuple[int, int]]:
         """Return, for compiled methods of a JVM (`JIT_MAP`), address of the code → (size of its frame, offset in the
-        code from which on the frame exists), in bytes."""
-        if pid not in self._frames:
-            lines = _FRAME.findall(self.recording.perf_maps.get(pid, b""))
-            self._frames[pid] = {int(start, 16): (int(size, 16), int(begin, 16)) for start, size, begin in lines}
-        return self._frames[pid]
+        code from which on the frame exists), in bytes. `space`: a row in spaces."""
+        key = self._key(space)
+        if key not in self._frames:
+            lines = _FRAME.findall(self._text_of_jvm(key))
+            self._frames[key] = {int(start, 16): (int(size, 16), int(begin, 16)) for start, size, begin in lines}
+        return self._frames[key]
 
-    def methods_of(self, pid: int) -> SymbolTable:
-        """Return the interpreted methods of a JVM, as a table of the addresses of their method objects."""
-        if pid not in self._methods:
-            text = self.text_of(pid) if pid in self.recording.perf_maps else b""
-            self._methods[pid] = parse_perf_map(b"".join(_METHOD.findall(text) if isinstance(text, bytes) else ()))
-        return self._methods[pid]
+    def methods_of(self, space: int) -> SymbolTable:
+        """Return the interpreted methods of a JVM, as a table of the addresses of their method objects. `space`: a row
+        in spaces."""
+        key = self._key(space)
+        if key not in self._methods:
+            self._methods[key] = parse_perf_map(b"".join(_METHOD.findall(self._text_of_jvm(key))))
+        return self._methods[key]
 
     def apart_ns(self, pid: int) -> int:
         """Return the time, ns of the recording's clock, from which on a JVM's waits share a stack copy only if their

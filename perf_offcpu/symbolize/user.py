@@ -49,11 +49,11 @@ class UserNames:
     def name_methods(self, locations: Locations, map_rows: I32, names: SymbolNames) -> Bool:
         """Fill in `names` where a location is the address of a Method object of HotSpot, which stands for a frame of
         its interpreter (`unwind.step`); return bool[n]: True there. `map_rows`: int32[n], rows in maps."""
-        is_method, pids = np.zeros(len(locations), np.bool_), np.append(self.recording.spaces.pid, -1)[locations.space]
+        is_method, pid_of = np.zeros(len(locations), np.bool_), np.append(self.recording.spaces.pid, -1)
         outside = np.flatnonzero((locations.cpumode == CpuMode.USER) & (map_rows == NO_MAP))
-        for pid in sorted({*distinct(pids[outside]).tolist()} & self.recording.perf_maps.keys()):
-            rows = outside[pids[outside] == pid]
-            if len(methods := self._perf_maps.methods_of(pid)):
+        for space in distinct(locations.space[outside]).tolist():
+            rows, pid = outside[locations.space[outside] == space], int(pid_of[space])
+            if pid in self.recording.perf_maps and len(methods := self._perf_maps.methods_of(space)):
                 rows = rows[methods.lookup(locations.lookup[rows]) >= 0]
                 names.address[rows], is_method[rows] = locations.lookup[rows], True
                 self._by_perf_map(f"/tmp/perf-{pid}.map", methods, rows, names)
@@ -77,9 +77,9 @@ class UserNames:
 
     def _by_perf_maps(self, spaces: I32, rows: I64, names: SymbolNames) -> None:
         """Fill in `rows` of names, in memory without a file, by perf maps of their processes. `spaces`: int32[rows]."""
-        pids = self.recording.spaces.pid[spaces]
-        for pid in distinct(pids).tolist():
-            table, own_rows = self._perf_maps.of(pid), rows[pids == pid]
+        for space in distinct(spaces).tolist():
+            table, own_rows = self._perf_maps.of(space), rows[spaces == space]
+            pid = int(self.recording.spaces.pid[space])
             if isinstance(table, LossCause):
                 self.lost.add(table, len(own_rows))
             else:

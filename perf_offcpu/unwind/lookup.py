@@ -167,9 +167,9 @@ class Trampolines:
 
     def are_methods(self, spaces: I32, addresses: U64) -> Bool:
         """Return bool[n]: True if a Method object of HotSpot is at addresses[i] of address space spaces[i]."""
-        result, pids = np.zeros(len(addresses), np.bool_), self.recording.spaces.pid[spaces]
-        for pid in distinct(pids).tolist():
-            table, places = self.maps.methods_of(pid), np.flatnonzero(pids == pid)
+        result = np.zeros(len(addresses), np.bool_)
+        for space in distinct(spaces).tolist():
+            table, places = self.maps.methods_of(space), np.flatnonzero(spaces == space)
             row = table.lookup(addresses[places])
             start = np.append(table.start, np.uint64(0))[row]
             result[places] = (row >= 0) & (start == addresses[places]) & (start < _KERNEL)
@@ -179,12 +179,11 @@ class Trampolines:
         """Return int32[n]: row in `rules` of the rule set of addresses[i] in address space spaces[i]; NO_CFI for code
         of whose frames the perf map tells nothing."""
         result = np.full(len(addresses), NO_CFI, np.int32)
-        pids = self.recording.spaces.pid[spaces]
-        for pid in distinct(pids[pids > 0]).tolist():
-            table, places = self.maps.of(pid), np.flatnonzero(pids == pid)
+        for space in distinct(spaces[self.recording.spaces.pid[spaces] > 0]).tolist():
+            table, places = self.maps.of(space), np.flatnonzero(spaces == space)
             if isinstance(table, LossCause):
                 continue
-            row, frames = table.lookup(addresses[places]), self.maps.frames_of(pid)
+            row, frames = table.lookup(addresses[places]), self.maps.frames_of(space)
             if frames:
                 result[places[row < 0]] = _UNKNOWN_CODE
             places, row = places[row >= 0], row[row >= 0]
@@ -193,7 +192,7 @@ class Trampolines:
                 hits = np.flatnonzero((sizes == size) & (offsets >= call.start) & (offsets < call.stop))
                 is_call = [table.name(number).startswith("py::") for number in row[hits].tolist()]
                 result[places[hits[is_call]]] = _TRAMPOLINE
-            if frames or len(self.maps.methods_of(pid)):
+            if frames or len(self.maps.methods_of(space)):
                 for place, number, offset in zip(places.tolist(), row.tolist(), offsets.tolist(), strict=True):
                     size, begin = frames.get(int(table.start[number]), (0, 0))
                     if size:

@@ -5,7 +5,8 @@ a program of its own:
     python owner_child.py PID
 
 perf_offcpu/collect/system/as_owner.py starts it with the bare interpreter, so it imports nothing of this project. It
-prints the lines of a perf map, then lines of `abi.counters.JIT_MAP`; or `!` and the reason why there are none.
+prints `:at NS` (time of the answer) and the lines of a perf map, then lines of `abi.counters.JIT_MAP`; or `!` and the
+reason why there are none.
 
 A JVM that gets SIGQUIT and finds a file .attach_pidPID listens at a socket .java_pidPID, both in its /tmp, and takes
 jcmd's commands there (HotSpot's attachListener_posix.cpp). Compiler.perfmap, since JDK 17, writes /tmp/perf-PID.map.
@@ -102,7 +103,8 @@ def _code_of_jvm(pid: int) -> Iterator[bytes]:
         answer = _answer(socket_, pid, until_s)
         if not answer.startswith(b"0\n"):
             raise PermissionError(errno.EPERM, "it has no command Compiler.perfmap (JDK 17), or was too slow")
-        text = open_map()
+        written_ns, text = time.monotonic_ns(), open_map()
+    yield b":at %d\n" % written_ns
     if os.uname().machine != "x86_64":
         yield text
         return

@@ -4,6 +4,7 @@ none (exec), and adds to them. A mapping that replaces another begins a new vers
 version no two mappings overlap and any address has one answer."""
 
 import bisect
+from collections.abc import Iterable
 from dataclasses import field
 from typing import NamedTuple
 
@@ -166,6 +167,22 @@ class AddressSpaces:
         self._current[space.pid] = number
         self._timeline.append((space.pid, space.begin_ns, number))
         return number
+
+    def split(self, pid: int, times_ns: Iterable[int]) -> None:
+        """Begin a new version of the space of a process at each of these times, with the same mappings: the code in its
+        memory has changed. Times at which one begins already are left out."""
+        for time_ns in times_ns:
+            begins = [(begin, number) for owner, begin, number in self._timeline if owner == pid and begin <= time_ns]
+            begin_ns, number = max(begins, default=(0, UNKNOWN_SPACE))
+            if number < 0 or begin_ns == time_ns:
+                continue
+            space = self._space(number)
+            if len(space.mappings) > self._copies_left:
+                return
+            self._copies_left -= len(space.mappings)
+            copy = _Space(pid, time_ns, list(space.starts), list(space.mappings), space.previous)
+            current, own = self._current.get(pid), self._begin(copy)
+            self._current[pid] = own if current in (None, number) else current
 
     def tables(self) -> tuple[Spaces, Maps]:
         """Return the spaces, and all mappings by (space, start); the kernel's come first, as space -1."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from perf_offcpu.abi.jit_map import borders_of
 from perf_offcpu.abi.records import KSYMBOL_UNREGISTER, PROT_EXEC, CpuMode, Misc, RecordType
 from perf_offcpu.decode.tasks.address_spaces import AddressSpaces, Mapping
 from perf_offcpu.decode.tasks.columns import MapEvents, MapRuns, TaskRecords, map_runs
@@ -262,6 +263,13 @@ class TaskReplay:
         """Return the names in KSYMBOL records, sorted by address."""
         rows = [(start, end, name) for start, (end, name) in sorted(self._kernel_symbols.items())]
         return KernelSymbols.from_rows([row for row in rows if row[1] < 2**64])
+
+    def split_spaces(self, perf_maps: dict[int, bytes]) -> None:
+        """Begin new versions of address spaces where JVMs used memory of code again; call after `replay`. `perf_maps`:
+        pid → map of a JVM (`abi.jit_map`)."""
+        for pid, text in perf_maps.items():
+            self.spaces.split(pid, borders_of(text))
+        self._timeline = self.spaces.timeline()
 
     def attribute(self, samples: Samples) -> Samples:
         """Return the samples with `comm` (":TID" if unknown, as in perf) and `space` (-1 unknown) of their time."""

@@ -7,19 +7,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from builders import objects
 from builders.accounts import counters as account
 from builders.accounts import told
 from builders.chains import recording_of_chains
 from builders.examples import examples
-from builders.recording import write
+from builders.recording import BASE, event, sample, side, write
 from builders.wait_objects import COUNTERS
 from hypothesis import given
 from hypothesis import strategies as st
 
 from perf_offcpu import losses
 from perf_offcpu.abi import counters
+from perf_offcpu.abi.records import RecordType
 from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.decode.load import GrowingFile, load_recording
 from perf_offcpu.files import FileRefusedError
@@ -90,6 +92,7 @@ def test_maps_in_a_recording_are_used_before_files(tmp_path: Path) -> None:
     frame = b":frame 1000 30 c\n:frame 1010 30\n:frame 1020 7fffffff c\n"
     payloads = [jit_map(7, b"1000 10 first\n" + frame), jit_map(7, b"1010 10 second\n"), jit_map(8, b"1000 10 other\n")]
     recording = load_recording(write(tmp_path / "in.data", [COUNTERS], map(told, [*payloads, payloads[0][:6]])))
+    recording = recording.replaced(spaces=Spaces.filled(10, pid=np.arange(10)))
     maps = PerfMaps(recording, str(tmp_path))
     table = maps.of(7)
     assert isinstance(table, SymbolTable) and objects.names_at(table, 0x1000, 0x1010) == ["first", "second"]
@@ -99,6 +102,30 @@ def test_maps_in_a_recording_are_used_before_files(tmp_path: Path) -> None:
     again = [PerfMaps(lives, str(tmp_path)).text_of(pid) for pid in (7, 8)]
     assert isinstance(again[0], LossCause) and "used again" in again[0].text and again[1] == b"1000 10 other\n"
     assert join([recording, recording], 1).perf_maps[8] == b"1000 10 other\n" * 2
+
+
+def test_memory_that_a_jvm_uses_again_has_the_name_of_its_time(tmp_path: Path) -> None:
+    clock = event("cpu-clock", (1,), BASE)
+    place = {"pid": PID, "tid": PID, "addr": 0x1000, "len": 0x9000, "pgoff": 0, "filename": b"//anon"}
+    text = b":apart 0\n1000 10 a\n2000 10 b\n:split 40 50\n1000 10 a\n2000 10 c\n:split 50 70\n1000 10 d\n2000 10 c\n"
+    times = (30, 40, 49, 50, 60, 70, 90)
+    waits = [sample(clock, ip=ip, pid=PID, tid=PID, time=time, period=1) for time in times for ip in (0x1001, 0x2001)]
+    older = told(jit_map(PID, b":apart 0\n1000 10 older\n"))
+    records = [
+        side(clock, RecordType.MMAP, 2, time=1, **place),
+        *waits,
+        older,
+        told(jit_map(PID, text[:30])),
+        told(jit_map(PID, text[30:])),
+    ]
+    recording = load_recording(write(tmp_path / "in.data", [clock, COUNTERS], records))
+    assert recording.perf_maps == {PID: text}
+    profile = symbolize(recording, SymbolizeOptions())
+    leaf = profile.frames.symbol[profile.stacks.frame[profile.samples.stack]]
+    names = [profile.strings[row] for row in leaf.tolist()]
+    firsts, seconds = ["a", "a", "a", "", "", "d", "d"], ["b", "", "", "c", "c", "c", "c"]
+    assert [*zip(names[::2], names[1::2], strict=True)] == [*zip(firsts, seconds, strict=True)]
+    assert profile.samples.period.sum() == len(waits)
 
 
 def test_a_map_is_known_in_later_parts_of_a_file_that_grows(tmp_path: Path) -> None:
