@@ -15,7 +15,7 @@ from typing import Final
 
 from perf_offcpu import losses
 from perf_offcpu.abi.counters import JIT_MAP, JIT_MAP_MAGIC, VERSION
-from perf_offcpu.abi.jit_map import frame_start, last_part, overlapped, split_line, starts_of
+from perf_offcpu.abi.jit_map import begin_at, with_answer
 from perf_offcpu.collect.bpf.maps import ProgramMaps
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.python.processes import MappingFollower, ended_process, pid_of
@@ -29,7 +29,7 @@ from perf_offcpu.text import Say, printable
 
 _FIRST_S, _LONGER, _LONGEST_S = 1.0, 2.0, 3600.0
 _AT: Final = re.compile(rb":at ([0-9]{1,18})\n")  # time of the answer, ns, by owner_child.py
-_MUCH, _SHARE = 1.02, 0.05
+_MUCH, _SHARE, _COST_S = 1.02, 0.05, 5e-7  # more text than before; of a CPU; CPU time for a byte of the answer
 _MOST_JVMS: Final = 256
 _AT_ONCE: Final = 16
 _MOST_S: Final = 3.0  # time of _AT_ONCE together; one takes some 0.1 s
@@ -149,12 +149,13 @@ class Jvms(MappingFollower):
         if answer and not answer.startswith(b"!"):
             at, now, before = _AT.match(answer), now_ns(), self.maps.get(pid, b"").partition(b"\n")[2]
             listed_ns = int(at[1]) if at and asked_ns <= int(at[1]) <= now else now
-            text = with_older(_AT.sub(b"", answer), before, self._listed_ns.get(pid, 0), listed_ns)
+            answer = _AT.sub(b"", answer)
+            text = with_answer(before, answer, self._listed_ns.get(pid, 0), listed_ns)
             if len(text) + others > _MOST_KEPT:
-                text = split_line(listed_ns, listed_ns + 1) + answer
+                text = begin_at(listed_ns) + answer
             self.maps[pid], self._listed_ns[pid] = b":apart %d\n%b" % (self._apart_ns.get(pid, 0), text), listed_ns
             if pid in self._due and len(self.maps[pid]) > _MUCH * len(before):
-                pause_s = max(self._due[pid][1] / _LONGER, (now - asked_ns) / 1e9 / _SHARE)
+                pause_s = max(self._due[pid][1] / _LONGER, len(answer) * _COST_S / _SHARE)
                 self._due[pid] = time.monotonic() + pause_s, pause_s
         elif pid in self._due and pid not in self.maps and pid not in self._refused:
             self._refused.add(pid)
@@ -179,20 +180,6 @@ def jit_payloads(pid: int, text: bytes) -> Iterator[bytes]:
             values = {"magic": JIT_MAP_MAGIC, "version": VERSION, "reserved": 0, "pid": pid, "text": text[begin:end]}
             yield JIT_MAP.pack(values, NATIVE)
         begin = end
-
-
-def with_older(now: bytes, before: bytes, before_ns: int, after_ns: int) -> bytes:
-    """Return the newest perf map of a JVM with the lines of an older one that it lacks: of code that was compiled again
-    meanwhile, in which waits were. If memory of that code is used for other code by now, a line divides both maps.
-    `before_ns`: time up to which the older one holds; `after_ns`: time from which the newest one does."""
-    head, last = last_part(before)
-    old, lines = last.splitlines(keepends=True), {*now.splitlines(keepends=True)}
-    dropped = [line for line in old if line not in lines]
-    if any(overlapped(dropped, lines.difference(old))):
-        return head + last + split_line(before_ns, after_ns) + now
-    starts = starts_of(lines)
-    kept = [line for line in dropped if frame_start(line) not in starts]
-    return b"".join([head, *kept, now])
 
 
 def _ask_one(pid: int) -> bytes:

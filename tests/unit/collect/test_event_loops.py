@@ -245,51 +245,40 @@ def test_maps_are_written_in_whole_lines() -> None:
     assert b"".join(parts) == text and all(part.endswith(b"\n") for part in parts) and len(parts) > 2
 
 
-def test_code_that_a_jvm_has_compiled_again_keeps_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    pid = os.getpid()
-    answers = {pid: b"1000 10 a\n2000 10 b\n4000 10 e\n:frame 1000 20 4\n:frame 4000 30 4\n"}
-    follower = asked(monkeypatch, answers, [], Losses())
-    answers[pid] = b"1000 10 a\n2000 10 b\n3000 10 d\n:frame 1000 50 4\n"
-    follower.ask_all()
-    text = follower.maps[pid]
-    assert names_in(text) == {0x1000: "a", 0x2000: "b", 0x3000: "d", 0x4000: "e"} and not borders_of(text)
-    frames = dict(re.findall(rb"(?m)^:frame (\w+) (\w+)", text))
-    assert frames == {b"1000": b"50", b"4000": b"30"} and text.count(b":apart") == 1
-    monkeypatch.setattr(jvms, "_MOST_KEPT", 3 * len(answers[pid]) // 2)
-    answers[pid] = b"5000 10 f\n" * 5
-    follower.ask_all()
-    assert b" a\n" not in follower.maps[pid]
-
-
 def names_in(text: bytes) -> dict[int, str]:
     table = parse_perf_map(text)
     return {int(table.start[row]): table.name(row) for row in range(len(table))}
 
 
-def test_memory_of_code_that_is_used_again_has_the_names_of_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As long as nobody knows which of two functions was there, it has no name."""
+def test_code_of_a_jvm_has_the_names_of_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as nobody knows which function was there, it has no name."""
     pid = os.getpid()
-    answers = {pid: b"1000 10 a\n0x2000 0x10 b\n0x4000 10 e\n:frame 2000 20 4\n:frame 4000 20 4\n"}
+    answers = {pid: b"1000 10 a\n0x2000 0x10 b\n4000 10 e\n:frame 2000 20 4\n:frame 4000 20 4\n"}
     follower = asked(monkeypatch, answers, [], Losses())
+    answers[pid] += b"5000 10 f\n:method 70 10 m\n"
+    follower.ask_all()
+    assert not borders_of(follower.maps[pid]), "lines that are added hold for all times"
     begin_ns = now_ns()
-    answers[pid] = b"1000 10 a\n2008 10 c\n3000 10 d\n:frame 2008 40 4\n"
+    answers[pid] = b"1000 10 a\n2008 10 c\n4000 10 e\n:frame 2008 40 4\n:frame 4000 30 4\n5000 10 f\n:method 70 10 m\n"
     follower.ask_all()
     text = follower.maps[pid]
     first, second = borders_of(text)
-    assert first < begin_ns < second < now_ns()
+    assert first < begin_ns < second < now_ns() and text.count(b":apart") == 1
     parts = [lines_between(text, number) for number in range(3)]
-    assert [names_in(part) for part in parts] == [
-        {0x1000: "a", 0x2000: "b", 0x4000: "e"},
-        {0x1000: "a", 0x3000: "d", 0x4000: "e"},
-        {0x1000: "a", 0x2008: "c", 0x3000: "d"},
-    ]
-    assert [part.count(b":frame") for part in parts] == [2, 1, 1]
-    for number in range(2 * MOST_SPLITS):
+    always = {0x1000: "a", 0x4000: "e", 0x5000: "f"}
+    assert [names_in(part) for part in parts] == [always | {0x2000: "b"}, always, always | {0x2008: "c"}]
+    frames = [dict(re.findall(rb"(?m)^:frame (\w+) (\w+)", part)) for part in parts]
+    assert frames == [{b"2000": b"20", b"4000": b"20"}, {}, {b"2008": b"40", b"4000": b"30"}]
+    assert all(b":method 70" in part for part in parts)
+    for number in range(MOST_SPLITS):
         answers[pid] = b"1000 10 a\n%x 10 g%d\n" % (0x2001 + number % 8, number)
         follower.ask_all()
-    borders = borders_of(follower.maps[pid])
-    assert len(borders) == 2 * MOST_SPLITS and not names_in(lines_between(follower.maps[pid], 0)).get(0x2008)
-    assert names_in(lines_between(follower.maps[pid], len(borders)))[0x2008] == f"g{number}"
+    assert len(borders_of(follower.maps[pid])) == 2 and names_in(lines_between(follower.maps[pid], 0)) == {}
+    assert names_in(lines_between(follower.maps[pid], 2))[0x2008] == f"g{number}"
+    monkeypatch.setattr(jvms, "_MOST_KEPT", 3 * len(answers[pid]))
+    answers[pid] = b"6000 10 f\n" * 5
+    follower.ask_all()
+    assert b" a\n" not in follower.maps[pid]
 
 
 def test_jvms_that_compile_are_asked_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,9 +298,8 @@ def test_all_maps_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jvms, "_MOST_KEPT", 1000)
     said, lost = list[str](), Losses()
     pid = os.getpid()
-    follower = asked(
-        monkeypatch, {pid: b"1000 10 a\n" * 60, pid + 1: b"1000 10 b\n" * 60, pid + 2: b"!why"}, said, lost
-    )
+    lines = b"".join(b"%x 10 a\n" % (0x1000 + 16 * number) for number in range(60))
+    follower = asked(monkeypatch, {pid: lines, pid + 1: lines, pid + 2: b"!why"}, said, lost)
     assert follower.maps.keys() == {pid}
     assert lost == {JVM_UNASKED: 2}
     assert [text.rpartition(": ")[2] for text in said] == ["the maps of others take all room", "why"]

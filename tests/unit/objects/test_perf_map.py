@@ -107,7 +107,8 @@ def test_maps_in_a_recording_are_used_before_files(tmp_path: Path) -> None:
 def test_memory_that_a_jvm_uses_again_has_the_name_of_its_time(tmp_path: Path) -> None:
     clock = event("cpu-clock", (1,), BASE)
     place = {"pid": PID, "tid": PID, "addr": 0x1000, "len": 0x9000, "pgoff": 0, "filename": b"//anon"}
-    text = b":apart 0\n1000 10 a\n2000 10 b\n:split 40 50\n1000 10 a\n2000 10 c\n:split 50 70\n1000 10 d\n2000 10 c\n"
+    text = b":apart 0\n1000 10 a\n2000 10 b\n:split 40 50\n:gone 2000 10 b\n2000 10 c\n"
+    text += b":split 50 70\n:gone 1000 10 a\n1000 10 d\n"
     times = (30, 40, 49, 50, 60, 70, 90)
     waits = [sample(clock, ip=ip, pid=PID, tid=PID, time=time, period=1) for time in times for ip in (0x1001, 0x2001)]
     older = told(jit_map(PID, b":apart 0\n1000 10 older\n"))
