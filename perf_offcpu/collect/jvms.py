@@ -15,7 +15,7 @@ from typing import Final
 
 from perf_offcpu import losses
 from perf_offcpu.abi.counters import JIT_MAP, JIT_MAP_MAGIC, VERSION
-from perf_offcpu.abi.jit_map import begin_at, with_answer
+from perf_offcpu.abi.jit_map import begin_at, ended, latest, with_answer
 from perf_offcpu.collect.bpf.maps import ProgramMaps
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.python.processes import MappingFollower, ended_process, pid_of
@@ -28,7 +28,7 @@ from perf_offcpu.losses import Losses
 from perf_offcpu.text import Say, printable
 
 _FIRST_S, _LONGER, _LONGEST_S = 1.0, 2.0, 3600.0
-_AT: Final = re.compile(rb":at ([0-9]{1,18})\n")  # time of the answer, ns, by owner_child.py
+_AT: Final = re.compile(rb":at ([0-9]{1,18}) ([0-9]{1,18}|\?)\n")  # time of the answer, ns; classes unloaded so far
 _MUCH, _SHARE, _COST_S = 1.02, 0.05, 5e-7  # more text than before; of a CPU; CPU time for a byte of the answer
 _MOST_JVMS: Final = 256
 _AT_ONCE: Final = 16
@@ -36,6 +36,7 @@ _MOST_S: Final = 3.0  # time of _AT_ONCE together; one takes some 0.1 s
 _MOST_ALL_S: Final = 10.0
 _LOCKS_S: Final = 0.5
 _MOST_KEPT: Final = 64 << 20  # bytes of all maps
+_MOST_LINES: Final = 1 << 20  # of a map; a line takes some 200 bytes of memory while maps are compared
 _LONGEST_TEXT: Final = 200
 _MOST_TEXT: Final = 48 << 10  # bytes in a record, with room for its other parts
 
@@ -65,7 +66,7 @@ class Jvms(MappingFollower):
         self._bpf_maps, self._always_ns = maps, apart_ns
         self._apart_ns: dict[int, int] = {}  # pid → time that `set_jvm` returned
         self._due: dict[int, tuple[float, float]] = {}  # pid → monotonic time of the next question, time after it
-        self._listed_ns: dict[int, int] = {}  # pid → time at which it listed its code last
+        self._listed: dict[int, tuple[int, bytes]] = {}  # pid → time of its last answer, classes unloaded until then
         self._refused: set[int] = set()
         self._ended: set[int] = set()  # whose main thread has ended
         self._unasked = 0  # JVMs that ended too soon
@@ -85,6 +86,8 @@ class Jvms(MappingFollower):
         if plan := self._due.pop(pid, None):
             self._unasked += plan[1] == _FIRST_S
             self._ended.add(pid)
+            if pid in self.maps:
+                self.maps[pid] = ended(self.maps[pid], self._listed[pid][0])
 
     def step(self) -> None:
         """Ask JVMs that are due for their perf maps, in the background; forget those that are gone."""
@@ -108,7 +111,7 @@ class Jvms(MappingFollower):
         """Ask all JVMs once more for their perf maps, within some seconds."""
         if self._asking is not None:
             self._asking.wait()
-        self._ask(list(self._due))
+        self._ask(list(self._due), is_last=True)
         if self._unasked and self._says_ended:
             self._say(
                 f"perf-offcpu record: JVMs that ended before they were asked for names: {self._unasked} "
@@ -122,7 +125,7 @@ class Jvms(MappingFollower):
         until_s = time.monotonic() + _LOCKS_S
         return {pid: locks.result() for pid, locks in read.items() if locks.wait(max(until_s - time.monotonic(), 0))}
 
-    def _ask(self, pids: list[int]) -> None:
+    def _ask(self, pids: list[int], *, is_last: bool = False) -> None:
         now = time.monotonic()
         for pid, plan in ((pid, self._due.get(pid)) for pid in pids):
             if plan is not None:  # else it has ended
@@ -131,33 +134,37 @@ class Jvms(MappingFollower):
         recorded = self._recorded() if pids else set()
         pids = by_turns([pid for pid in pids if pid in recorded])
         while pids and time.monotonic() < now + _MOST_ALL_S:
+            begin_ns = now_ns()
             asked = {pid: in_background(partial(_ask_one, pid)) for pid in pids[:_AT_ONCE]}
             pids = pids[_AT_ONCE:]
-            begin_ns = now_ns()
             for pid, answer in asked.items():
-                self._take(pid, answer.result(), begin_ns)
+                self._take(pid, answer.result(), begin_ns, is_last=is_last)
         for pid in pids:
-            self._take(pid, b"!no time was left")
+            self._take(pid, b"!no time was left", now_ns(), is_last=is_last)
 
-    def _take(self, pid: int, answer: bytes, asked_ns: int = 0) -> None:
-        """Keep the perf map that a JVM answered; if there is none, say and count that once. `answer`: "!" + problem.
-        `asked_ns`: when it was asked. As long as a JVM compiles much, the time to the next question does not become
-        longer, but questions take at most _SHARE of the time."""
-        others = sum(len(text) for process, text in self.maps.items() if process != pid)
-        if len(answer) + others > _MOST_KEPT:
+    def _take(self, pid: int, answer: bytes, asked_ns: int, *, is_last: bool) -> None:
+        """Keep the perf map that a JVM answered; if there is none, say and count that once, but not at the first of
+        several questions: the JVM may be starting. `answer`: "!" + problem. `asked_ns`: when it was asked. As long as a
+        JVM compiles much, the time to the next question does not become longer."""
+        others = sum(len(text) for process, text in [*self.maps.items()] if process != pid)
+        if len(answer) + others > _MOST_KEPT or answer.count(b"\n") > _MOST_LINES:
             answer = b"!the maps of others take all room"
         if answer and not answer.startswith(b"!"):
             at, now, before = _AT.match(answer), now_ns(), self.maps.get(pid, b"").partition(b"\n")[2]
             listed_ns = int(at[1]) if at and asked_ns <= int(at[1]) <= now else now
-            answer = _AT.sub(b"", answer)
-            text = with_answer(before, answer, self._listed_ns.get(pid, 0), listed_ns)
+            last_ns, last_unloaded = self._listed.get(pid, (0, b"?"))
+            self._listed[pid] = listed_ns, at[2] if at else b"?"
+            answer, unloaded = _AT.sub(b"", answer), last_unloaded == b"?" or self._listed[pid][1] != last_unloaded
+            text = with_answer(before, answer, last_ns, listed_ns, unloaded=unloaded)
             if len(text) + others > _MOST_KEPT:
                 text = begin_at(listed_ns) + answer
-            self.maps[pid], self._listed_ns[pid] = b":apart %d\n%b" % (self._apart_ns.get(pid, 0), text), listed_ns
-            if pid in self._due and len(self.maps[pid]) > _MUCH * len(before):
-                pause_s = max(self._due[pid][1] / _LONGER, len(answer) * _COST_S / _SHARE)
+            self.maps[pid] = b":apart %d\n%b" % (self._apart_ns.get(pid, 0), text)
+            if (plan := self._due.get(pid)) and len(text) > _MUCH * len(before):
+                pause_s = max(plan[1] / _LONGER, len(answer) * _COST_S / _SHARE)
                 self._due[pid] = time.monotonic() + pause_s, pause_s
-        elif pid in self._due and pid not in self.maps and pid not in self._refused:
+        elif pid in self.maps or pid in self._refused or not (plan := self._due.get(pid)):
+            return
+        elif is_last or plan[1] > _LONGER * _FIRST_S:
             self._refused.add(pid)
             self._lost.add(losses.JVM_UNASKED)
             problem = printable(answer[1:].decode("utf-8", "replace"))[:_LONGEST_TEXT] or "it did not answer in time"
@@ -168,6 +175,9 @@ class Jvms(MappingFollower):
         for pid in before - self._due.keys():
             self.maps.pop(pid, None)
             self._apart_ns.pop(pid, None)
+            self._listed.pop(pid, None)
+        for pid, text in [*self.maps.items()]:
+            self.maps[pid] = latest(text)
         return self.maps.keys() - self._due.keys()
 
 

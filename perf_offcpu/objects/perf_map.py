@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from perf_offcpu import losses
-from perf_offcpu.abi.jit_map import borders_of, lines_between
+from perf_offcpu.abi.jit_map import borders_of, lines_between, unsure_between
 from perf_offcpu.directories import Directory
 from perf_offcpu.files import FileRefusedError, is_mostly_holes, read_bounded
 from perf_offcpu.losses import LossCause
@@ -62,6 +62,7 @@ class PerfMaps:
         self._tables: dict[tuple[int, int], SymbolTable | LossCause] = {}
         self._frames: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}
         self._methods: dict[tuple[int, int], SymbolTable] = {}
+        self._unsure: dict[tuple[int, int], SymbolTable] = {}
         self._borders: dict[int, list[int]] = {}
 
     def _key(self, space: int) -> tuple[int, int]:
@@ -78,6 +79,13 @@ class PerfMaps:
     def _text(self, key: tuple[int, int]) -> bytes | LossCause:
         text = self.text_of(key[0])
         return text if isinstance(text, LossCause) or key[1] < 0 else lines_between(text, key[1])
+
+    def unsure_of(self, space: int) -> SymbolTable:
+        """Return the functions in `of(space)` that may not have been there at all of its time (`abi.jit_map`)."""
+        pid, part = key = self._key(space)
+        if key not in self._unsure:
+            self._unsure[key] = parse_perf_map(unsure_between(self.recording.perf_maps[pid], part) if part > 0 else b"")
+        return self._unsure[key]
 
     def _text_of_jvm(self, key: tuple[int, int]) -> bytes:
         text = self._text(key) if key[0] in self.recording.perf_maps else b""

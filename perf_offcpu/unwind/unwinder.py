@@ -102,7 +102,8 @@ class Unwinder:
         row = MACHINES[recording.meta.arch]
         self.registers = row.registers
         tables, is_x86 = FrameTables(recording, row.machine, search), row.machine == Machine.X86_64
-        trampolines = Trampolines(recording, PerfMaps(recording, search.symfs)) if is_x86 else None
+        self._maps = PerfMaps(recording, search.symfs)
+        trampolines = Trampolines(recording, self._maps) if is_x86 else None
         rules, calls = Rules.kept(self.registers, search.cache), tables.calls if is_x86 else None
         self._lookup = CfiLookup(recording, rules, tables.of_dso, trampolines, calls)
         self._budget = [MAX_GENERAL]
@@ -112,7 +113,19 @@ class Unwinder:
         self._budget[0] += MORE_GENERAL
         values, is_known = _registers(snapshots, rows, self.registers)
         threads = Threads(spaces, values, is_known, snapshots.read_stacks(rows), np.isin(rows, self.own))
-        return Unwound(*walk_up(self._lookup, threads, self._budget))
+        return self._without_unsure(spaces, Unwound(*walk_up(self._lookup, threads, self._budget)))
+
+    def _without_unsure(self, spaces: I32, unwound: Unwound) -> Unwound:
+        """Return the callchains, those that end before their root only up to code that may have been other code at that
+        time: then its frame was most likely another one. A callchain that reaches its root is right."""
+        cut, lengths = np.flatnonzero(unwound.is_cut()), unwound.chains.lengths.copy()
+        for space in distinct(spaces[cut]).tolist():
+            if not len(unsure := self._maps.unsure_of(space)):
+                continue
+            for row in cut[spaces[cut] == space].tolist():
+                is_unsure = unsure.lookup(unwound.chains.row(row)) >= 0
+                lengths[row] = int(np.argmax(is_unsure)) if is_unsure.any() else lengths[row]
+        return Unwound(unwound.chains.cut(lengths), unwound.ends) if len(cut) else unwound
 
     def unwind_all(self, snapshots: Snapshots, spaces: I32, stack_bytes: int, counters: Losses) -> Unwound:
         """Unwind all snapshots in batches; count callchains that end too early in `counters`. `spaces`:

@@ -5,8 +5,8 @@ a program of its own:
     python owner_child.py PID
 
 perf_offcpu/collect/system/as_owner.py starts it with the bare interpreter, so it imports nothing of this project. It
-prints `:at NS` (time of the answer) and the lines of a perf map, then lines of `abi.counters.JIT_MAP`; or `!` and the
-reason why there are none.
+prints `:at NS NUMBER` (time of the answer, classes unloaded so far) and the lines of a perf map, then lines of
+`abi.counters.JIT_MAP`; or `!` and the reason why there are none.
 
 A JVM that gets SIGQUIT and finds a file .attach_pidPID listens at a socket .java_pidPID, both in its /tmp, and takes
 jcmd's commands there (HotSpot's attachListener_posix.cpp). Compiler.perfmap, since JDK 17, writes /tmp/perf-PID.map.
@@ -43,6 +43,9 @@ _ENTRY = re.compile(
 _METHOD = re.compile(rb"[^ ]\(")
 """Methods check the class of the receiver before they begin; stubs (`_rethrow_Java`, `StubRoutines (1)`) do not."""
 _COMMAND = b"1\0jcmd\0Compiler.perfmap\0\0\0"  # version of the protocol, operation, three arguments
+_MAPPED = re.compile(rb"(?m)^([0-9a-f]+)-.*/(lib(?:jvm|jli)\.so|hsperfdata_[^/\n]+)(?:/[0-9]+)?(?: \(deleted\))?$")
+_UNLOADED, _COUNTERS = b"java.cls.unloadedClasses\0", 1 << 15
+_COUNTER = struct.Struct("<III4xI")  # PerfDataEntry (perfMemory.hpp): sizes, and offsets of name and value
 
 
 def _main(pid: int) -> None:
@@ -75,7 +78,7 @@ def _code_of_jvm(pid: int) -> Iterator[bytes]:
     process = os.pidfd_open(pid)  # from here on the pid cannot become another process's unnoticed
     status = _status(pid)
     with open(f"/proc/{pid}/maps", "rb") as file:
-        mapped = re.findall(rb"(?m)^([0-9a-f]+)-.*/(lib(?:jvm|jli)\.so)(?: \(deleted\))?$", file.read(_MOST_MAPS))
+        mapped = _MAPPED.findall(file.read(_MOST_MAPS))
     libraries = {name: int(start, 16) for start, name in reversed(mapped)}
     if b"libjvm.so" not in libraries:
         raise PermissionError(errno.EPERM, "it is no JVM")
@@ -104,7 +107,8 @@ def _code_of_jvm(pid: int) -> Iterator[bytes]:
         if not answer.startswith(b"0\n"):
             raise PermissionError(errno.EPERM, "it has no command Compiler.perfmap (JDK 17), or was too slow")
         written_ns, text = time.monotonic_ns(), open_map()
-    yield b":at %d\n" % written_ns
+    counters = next((start for name, start in libraries.items() if name.startswith(b"hsperfdata")), 0)
+    yield b":at %d %b\n" % (written_ns, _unloaded(memory, counters))
     if os.uname().machine != "x86_64":
         yield text
         return
@@ -174,6 +178,18 @@ def _own_map(name: str, tmp: int) -> Iterator[Callable[[], bytes]]:
 
     with _made(name, tmp):
         yield read
+
+
+def _unloaded(memory: int, start: int) -> bytes:
+    """Return the number of classes that a JVM has unloaded, as text, by its counters at `start`; b"?" unknown."""
+    with contextlib.suppress(OSError, OverflowError, struct.error):
+        content = os.pread(memory, _COUNTERS, start) if start else b""
+        entry = content.find(_UNLOADED) - _COUNTER.size
+        if entry >= 0:
+            _, name, _, value = _COUNTER.unpack_from(content, entry)
+            if name == _COUNTER.size:
+                return b"%d" % struct.unpack_from("<Q", content, entry + value)[0]
+    return b"?"
 
 
 def _answer(socket_: int, pid: int, until_s: float) -> bytes:

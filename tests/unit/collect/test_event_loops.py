@@ -17,7 +17,7 @@ import pytest
 from builders.program import started
 
 from perf_offcpu.abi.counters import JIT_MAP
-from perf_offcpu.abi.jit_map import MOST_SPLITS, borders_of, lines_between
+from perf_offcpu.abi.jit_map import MOST_SPLITS, borders_of, lines_between, unsure_between
 from perf_offcpu.collect import jvms
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.jvms import Jvms, jit_payloads
@@ -252,29 +252,45 @@ def names_in(text: bytes) -> dict[int, str]:
 
 def test_code_of_a_jvm_has_the_names_of_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as nobody knows which function was there, it has no name."""
-    pid = os.getpid()
-    answers = {pid: b"1000 10 a\n0x2000 0x10 b\n4000 10 e\n:frame 2000 20 4\n:frame 4000 20 4\n"}
+    pid, first = os.getpid(), b"1000 10 a\n0x2000 0x10 b\n4000 10 e\n:frame 2000 20 4\n:frame 4000 20 4\n7000 8 g\n"
+
+    def at(unloaded: int) -> bytes:
+        return b":at %d %d\n" % (now_ns() + 10**6, unloaded)
+
+    answers = {pid: at(3) + first}
     follower = asked(monkeypatch, answers, [], Losses())
-    answers[pid] += b"5000 10 f\n:method 70 10 m\n"
+    answers[pid] = at(3) + first + b"5000 10 f\n:method 70 10 m\n"
     follower.ask_all()
     assert not borders_of(follower.maps[pid]), "lines that are added hold for all times"
     begin_ns = now_ns()
-    answers[pid] = b"1000 10 a\n2008 10 c\n4000 10 e\n:frame 2008 40 4\n:frame 4000 30 4\n5000 10 f\n:method 70 10 m\n"
+    second = (
+        b"1000 10 a\n2008 10 c\n4000 10 e\n:frame 2008 40 4\n:frame 4000 30 4\n5000 10 f\n:method 70 10 m\n8000 8 h\n"
+    )
+    answers[pid] = at(3) + second + b":frame 8000 50 4\n"
+    follower.ask_all()
+    answers[pid] = at(4) + second + b"9000 8 i\n"
     follower.ask_all()
     text = follower.maps[pid]
-    first, second = borders_of(text)
-    assert first < begin_ns < second < now_ns() and text.count(b":apart") == 1
-    parts = [lines_between(text, number) for number in range(3)]
+    borders = borders_of(text)
+    assert borders[0] < begin_ns < borders[1] == borders[2] < borders[3] and text.count(b":apart") == 1
+    parts = [lines_between(text, number) for number in range(5)]
     always = {0x1000: "a", 0x4000: "e", 0x5000: "f"}
-    assert [names_in(part) for part in parts] == [always | {0x2000: "b"}, always, always | {0x2008: "c"}]
-    frames = [dict(re.findall(rb"(?m)^:frame (\w+) (\w+)", part)) for part in parts]
-    assert frames == [{b"2000": b"20", b"4000": b"20"}, {}, {b"2008": b"40", b"4000": b"30"}]
+    later = always | {0x2008: "c", 0x8000: "h"}
+    assert [names_in(part) for part in parts] == [
+        always | {0x2000: "b", 0x7000: "g"},
+        always | {0x7000: "g", 0x8000: "h"},
+        *(later, later, later | {0x9000: "i"}),
+    ]
+    unsure = [names_in(unsure_between(text, number)) for number in range(5)]
+    assert unsure == [{}, {0x7000: "g", 0x8000: "h"}, {}, {}, {}], "nothing is guessed where classes were unloaded"
+    frames = [{int(start, 16) for start in re.findall(rb"(?m)^:frame (\w+)", part)} for part in parts]
+    assert frames == [{0x2000, 0x4000}, {0x8000}, {0x2008, 0x4000, 0x8000}, {0x2008, 0x4000}, {0x2008, 0x4000}]
     assert all(b":method 70" in part for part in parts)
     for number in range(MOST_SPLITS):
         answers[pid] = b"1000 10 a\n%x 10 g%d\n" % (0x2001 + number % 8, number)
         follower.ask_all()
-    assert len(borders_of(follower.maps[pid])) == 2 and names_in(lines_between(follower.maps[pid], 0)) == {}
-    assert names_in(lines_between(follower.maps[pid], 2))[0x2008] == f"g{number}"
+    assert len(borders_of(follower.maps[pid])) == 4 and names_in(lines_between(follower.maps[pid], 0)) == {}
+    assert names_in(lines_between(follower.maps[pid], 4))[0x2008] == f"g{number}"
     monkeypatch.setattr(jvms, "_MOST_KEPT", 3 * len(answers[pid]))
     answers[pid] = b"6000 10 f\n" * 5
     follower.ask_all()
@@ -283,7 +299,7 @@ def test_code_of_a_jvm_has_the_names_of_each_time(monkeypatch: pytest.MonkeyPatc
 
 def test_jvms_that_compile_are_asked_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
     pid = os.getpid()
-    answers = {pid: b"".join(b"%x 10 a\n" % (16 * number) for number in range(100))}
+    answers = {pid: b":at 0 3\n" + b"".join(b"%x 10 a\n" % (16 * number) for number in range(100))}
     follower, pauses = asked(monkeypatch, answers, [], Losses()), list[float]()
     for more in (50, 1, 50, 0, 0):
         pauses.append(follower._due[pid][1])
