@@ -111,12 +111,13 @@ def classify(profile: Profile) -> Waits:
                 work = f"{rule.program}: {rule.meaning}" if rule.for_work or unended else ""
         classes[index] = wait_class
         purpose[index] = purposes.setdefault(work, len(purposes))
-    found_class, purpose = like_single_waits(profile, classes[group_of], purpose[group_of], ruled[group_of] == _NONE)
-    of_workers = np.array([*(rule.condition == WORKERS for rule in programs.rules), False])[ruled[group_of]]
-    purpose[(of_workers & (samples.tid == samples.pid)) | waits_for_pools(profile, ruled[group_of], programs.rules)] = 0
+    rule_of, purpose = ruled[group_of], purpose[group_of]
+    of_workers = np.array([*(rule.condition == WORKERS for rule in programs.rules), False])[rule_of]
+    purpose[(of_workers & (samples.tid == samples.pid)) | waits_for_pools(profile, rule_of, programs.rules)] = 0
+    found_class, purpose = like_single_waits(profile, classes[group_of], purpose, rule_of == _NONE)
     if profile.loops:
         purpose[held_up_waits(profile)] = 0
-    return Waits(found_class, syscalls[group_of], list(names), purpose, list(purposes), ruled[group_of], programs.rules)
+    return Waits(found_class, syscalls[group_of], list(names), purpose, list(purposes), rule_of, programs.rules)
 
 
 class _Judge:

@@ -21,6 +21,7 @@ from perf_offcpu.analysis.classes.wait_classes import CLASSES, WaitClass, matche
 from perf_offcpu.analysis.selection.select import Selection, select_samples
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.profile import ObjectFact, Profile, ProgramRule
+from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.text import SYMBOL_SUFFIX
 
 S, D = 1, 2
@@ -74,6 +75,18 @@ def test_items_that_threads_put_back_are_no_work(wakers: tuple[int, ...], idle: 
         path: list[str | Code] = ["handle (app.py)", frame, "pthread_cond_wait", *FUTEX]
         builder.sample("a", path, 1000, state=S, tid=tid, pid=1, waker_tid=waker, waker_pid=1)
     assert set(classify(builder.build()).for_work.tolist()) == {idle}
+
+
+def test_sums_of_waits_for_a_pool_are_no_work() -> None:
+    """Sums have no Python functions: they are judged like the single waits at the same place."""
+    builder, main = ProfileBuilder(meta={"arch": "x86_64"}), Code("main", "/x/python")
+    get = Code("Queue.get (queue.py)", "", file="/x/queue.py")
+    for tid, waker in ((1, 2), (2, 1)):
+        path = [main, get, "pthread_cond_wait", *FUTEX]
+        builder.sample("a", path, 1000, state=S, tid=tid, pid=1, waker_tid=waker, waker_pid=1, syscall=202)
+    flags = SampleFlag.AGGREGATED
+    builder.sample("a", [main, "pthread_cond_wait"], 9000, state=S, tid=1, pid=1, syscall=202, flags=flags)
+    assert classify(builder.build()).for_work.tolist() == [False] * 3
 
 
 def test_conditions_on_callers_are_those_of_the_rule_alone() -> None:
