@@ -210,7 +210,7 @@ def _frequency(text: str | None) -> int:
         return min(DEFAULT_FREQUENCY_HZ, limit)
     if text == "max":
         return limit
-    if not re.fullmatch(r"0*[1-9]\d{0,999}", text, re.ASCII):
+    if not re.fullmatch(r"0{0,999}[1-9]\d{0,999}", text, re.ASCII):
         raise UsageError(f"-F {text}: not a frequency in Hz, nor max")
     if int(text) > limit:
         raise UsageError(f"-F {text}: more than the kernel allows (kernel.perf_event_max_sample_rate is {limit})")

@@ -59,6 +59,8 @@ def test_impossible_values_name_the_option(words: str) -> None:
 def test_more_digits_than_python_converts_are_no_frequency() -> None:
     with pytest.raises(UsageError, match="not a frequency in Hz"):
         options("-F", "9" * 5000)
+    with pytest.raises(UsageError, match="not a frequency in Hz"):
+        options("-F", "0" * 5000 + "9")
 
 
 def test_compression_levels_are_attached_and_leave_the_command_alone() -> None:
