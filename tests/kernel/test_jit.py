@@ -115,6 +115,7 @@ def test_a_jvm_is_asked_for_names_and_frames(tmp_path: Path, user: int, inside: 
             stale = Path("/tmp") / name
             stack.callback(stale.unlink, missing_ok=True)
             stale.touch()
+            os.utime(stale, (0, 0))
             os.chown(stale, user, user)
         said = run("--off-cpu-thresh", "0", "-p", str(pid), "--duration", "2", cwd=tmp_path).stderr
         assert process.poll() is None and "JVM" not in said

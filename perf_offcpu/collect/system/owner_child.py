@@ -33,6 +33,7 @@ _SECONDS, _MEMORY, _OUTPUT, _FILES = 2, 1 << 30, 1 << 24, 64
 _MOST_MAPS = 1 << 24
 _PR_SET_NO_NEW_PRIVS = 38
 _JVM_S, _NAP_S = 2.0, 0.02
+_STALE_S = 10.0  # age from which .attach_pidPID was left by an earlier asker; jcmd waits as long
 _MOST_TEXT = 8 << 20  # of a map; a method takes some 80 bytes
 _ENTRY_BYTES = 96
 _ENTRY = re.compile(
@@ -122,12 +123,23 @@ def _has_ended(process: int, time_s: float = 0) -> bool:
 
 def _trigger(process: int, attach: str, name: str, tmp: int, until_s: float) -> None:
     """Send SIGQUIT to a JVM, so that it opens its socket `name`, and wait for the socket. `process`: pidfd. `attach`:
-    name of the file that tells the JVM to do so. `tmp`: descriptor of its /tmp. Raises TimeoutError: no socket came."""
-    with _made(attach, tmp):
-        signal.pidfd_send_signal(process, signal.SIGQUIT)
+    name of the file that tells the JVM to do so. `tmp`: descriptor of its /tmp. If that file is new, another tool asks
+    right now, and a second signal might make the JVM print all stacks: only wait. Raises TimeoutError: no socket."""
+    is_asked = _age_s(attach, tmp) < _STALE_S
+    with contextlib.nullcontext() if is_asked else _made(attach, tmp):
+        if not is_asked:
+            signal.pidfd_send_signal(process, signal.SIGQUIT)
         while _is_missing(name, tmp):
             if time.monotonic() > until_s or _has_ended(process, _NAP_S):
                 raise TimeoutError(errno.ETIMEDOUT, "it did not answer in time")
+
+
+def _age_s(name: str, tmp: int) -> float:
+    """Return the time since a file in `tmp` was written, s; infinity if there is none."""
+    try:
+        return time.time() - os.lstat(name, dir_fd=tmp).st_mtime  # direct: asks, and opens nothing
+    except FileNotFoundError:
+        return float("inf")
 
 
 def _is_missing(name: str, tmp: int) -> bool:
