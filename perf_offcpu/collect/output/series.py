@@ -207,6 +207,12 @@ class FileSeries:
         options = replace(self._options, off_cpu_period_ns=self._requests.period_ns)
         return OutputFile(options, self._collector, self._names.next(), Target())
 
+    def _last_tasks(self) -> LastTasks:
+        """Return the tasks at the end, with the locks of JVMs for which they wait, if objects are recorded."""
+        last, names = self._totals.last_tasks(), self._options.object_names
+        locks_of, again = self._collector.jvms.awaited_locks, self._collector.program.last_tasks
+        return with_locks_of_jvms(last, locks_of, again, named=names) if self._options.objects else last
+
     def _with_python(self, last: LastTasks) -> LastTasks:
         """Return `last` with the Python functions of blocked threads, and the tasks of event loops."""
         pythons, unread = self._collector.pythons, self._collector.unread
@@ -241,8 +247,7 @@ class FileSeries:
         elif self._totals.is_pending:
             self._totals.write(self.current)
         self._totals.start(end_of_file=True)
-        locks_of, again = self._collector.jvms.awaited_locks, self._collector.program.last_tasks
-        last = self.while_draining(lambda: with_locks_of_jvms(self._totals.last_tasks(), locks_of, again))
+        last = self.while_draining(self._last_tasks)
         last = self.while_draining(lambda: self._with_python(last))
         self.while_draining(self._collector.jvms.ask_all)
         self._objects.finish([self.current])

@@ -135,8 +135,9 @@ class UserCollector(Closing):
         sleepers = self._switches.off_cpu()
         rows = np.flatnonzero(np.isin(sleepers["pid"], [*self._pythons.pids])).tolist()
         self._read_ns = now_ns()
-        locks = in_background(lambda: self.jvms.awaited_locks({*sleepers["pid"].tolist()}))
-        self._locks = stepping_until(locks, self.look)
+        if self.options.objects:
+            locks = in_background(lambda: self.jvms.awaited_locks({*sleepers["pid"].tolist()}))
+            self._locks = stepping_until(locks, self.look)
         loops = stepping_until(in_background(lambda: read_loops(sleepers, rows, self.unread)), self.look)
         self._loops = {int(sleepers["tid"][row]): tasks for row, (_, tasks) in loops.items()}
 
@@ -158,7 +159,7 @@ class UserCollector(Closing):
         for row in np.flatnonzero(np.isin(last["tid"], list(locks)) & (last["begin"] < self._read_ns)).tolist():
             pid, lock = locks[int(last["tid"][row])]
             if look := looks[row]:
-                described = describe_java_lock(pid, lock)
+                described = describe_java_lock(pid, lock, named=self.options.object_names)
                 asked_ns = UNKNOWN_U64 if lock.is_monitor else look.found.asked_ns
                 looks[row] = look._replace(found=WaitObject(described["id"], asked_ns, lock.owner))
                 objects[described["id"]] = described

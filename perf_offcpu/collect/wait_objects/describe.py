@@ -214,11 +214,12 @@ def _numbers(row: Any) -> Described:
     return {"operation": operation, "peer_pid": 0, "reserved2": 0, **{name: int(row[name]) for name in _NUMBERS}}
 
 
-def describe_java_lock(pid: int, lock: AwaitedLock) -> Described:
-    """Return the description of a JVM's lock: one object for all threads of process `pid` that wait for it."""
+def describe_java_lock(pid: int, lock: AwaitedLock, *, named: bool) -> Described:
+    """Return the description of a JVM's lock: one object for all threads of process `pid` that wait for it. `named`:
+    with the class of its object (`--object-names`)."""
     kind, type_ = "monitor" if lock.is_monitor else "", _SYNC.sub("", lock.type)
     name = " of ".join(filter(None, (kind, type_))) or "a lock of java.util.concurrent"
-    texts = dict.fromkeys(TEXTS, b"") | {"name": name.encode(), "place": b"heap"}
+    texts = dict.fromkeys(TEXTS, b"") | {"name": name.encode() if named else b"", "place": b"heap"}
     identity = f"{pid} {lock.address}".encode()
     numbers = dict.fromkeys((*_NUMBERS, "operation", "peer_pid", "reserved2"), 0)
     own = {

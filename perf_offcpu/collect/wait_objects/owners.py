@@ -124,13 +124,14 @@ def outer_locks(pid: int, locks: Mapping[int, AwaitedLock]) -> dict[int, Awaited
 
 
 def with_locks_of_jvms(
-    last: LastTasks, locks_of: Callable[[set[int]], AwaitedLocks], again: Callable[[], LastTasks]
+    last: LastTasks, locks_of: Callable[[set[int]], AwaitedLocks], again: Callable[[], LastTasks], *, named: bool
 ) -> LastTasks:
     """Return `last` with `holder_tid` and object set for tasks that wait for a lock of a JVM, and with descriptions of
     these objects: all tasks that wait for a lock get one object instead of a futex each. `locks_of`: reads the locks of
     the JVMs among pids. `again`: runs the iterator over tasks once more: a task that has run since `last` may wait for
     another lock and is left unchanged. One run is allowed at a monitor, which HotSpot checks again after up to 1 s: so
-    `asked_ns` becomes unknown there. At other locks, tasks whose timeout could not be read get no holder."""
+    `asked_ns` becomes unknown there. At other locks, tasks whose timeout could not be read get no holder. `named`: the
+    objects have names."""
     tasks, rows = last.tasks.copy(), last.waiting()
     locks = locks_of({*tasks["pid"][rows].tolist()})
     if not any(locks.values()):
@@ -148,7 +149,7 @@ def with_locks_of_jvms(
                 task["asked_ns"] = UNKNOWN_U64
             elif arguments_of(task)[_TIMEOUT] and task["asked_ns"] == UNKNOWN_U64:
                 continue  # a timeout that was not read: no deadlock may be made of it
-            described = describe_java_lock(pid, lock)
+            described = describe_java_lock(pid, lock, named=named)
             task["holder_tid"], task["object_id"], task["object_lost"] = lock.owner, described["id"], 0
             objects[described["id"]] = described
     return replace(last, tasks=tasks, payloads=(*last.payloads, *object_payloads([*objects.values()])))

@@ -139,9 +139,9 @@ class Collector:
 
 
 class Place:
-    def __init__(self, directory: Path, rotation: Rotation | None) -> None:
+    def __init__(self, directory: Path, rotation: Rotation | None, *, objects: bool = True) -> None:
         path = str(directory / "perf.data")
-        options = RecordOptions(Target(), output=path, rotation=rotation, off_cpu_period_ns=2000)
+        options = RecordOptions(Target(), output=path, rotation=rotation, off_cpu_period_ns=2000, objects=objects)
         self.collector, self.said, self.directory = Collector(options), list[str](), directory
         signals = cast(Any, SimpleNamespace(rotate=False))
         self.requests = Requests(None, 2000, rotation is not None, signals, self.said.append)
@@ -180,6 +180,14 @@ def test_pauses_in_a_file_and_files_that_end_in_one(tmp_path: Path) -> None:
     summary, spans = series.summary, [*first.meta.parts, *second.meta.recorded]
     assert summary.files == 2 and summary.file_bytes > 0
     assert summary.recorded_ns == sum(end - begin for begin, end in spans)
+
+
+@pytest.mark.parametrize("objects", [True, False])
+def test_locks_of_jvms_are_objects(tmp_path: Path, objects: bool) -> None:
+    place, asked = Place(tmp_path, None, objects=objects), list[set[int]]()
+    place.collector.jvms.awaited_locks = lambda pids: asked.append(pids) or {}
+    place.end()
+    assert bool(asked) == objects
 
 
 def test_what_runs_is_looked_at_again_where_records_were_missing(tmp_path: Path) -> None:
