@@ -52,7 +52,7 @@ def facts_by_enders(recording: Recording, entry: I64, row: I64, objects: Objects
     first, number = group(np.where(shared | is_public, -1, objects.pid), word)
     groups = len(first)
     thing = number[entry]
-    waits = distinct(thing.astype(np.int64) << 32 | samples.tid[rows])
+    waits = distinct(thing.astype(np.int64) << 32 | samples.tid[rows] & np.int64(2**32 - 1))
     several = np.bincount(waits >> 32, minlength=groups) > 1
     ended = ~samples.has(_NOT_ENDED)[rows] & (samples.waker_tid[rows] > 0)
     ended &= ~_exits(recording, samples.tid[rows], samples.time_ns[rows])

@@ -213,6 +213,7 @@ ENDED = {"pid": 10, "waker_pid": 10}
     ([(1, ENDED | {"waker_tid": 3}), (1, {"pid": 10})], Fact.BY_OTHERS),
     ([(1, {"pid": 10, "waker_pid": 99, "waker_tid": 99})], 0),  # a signal
     ([(1, ENDED | {"waker_tid": 3, "flags": offcpu.WaitFlag.WAKER_INTERRUPT})], 0),  # a timeout
+    ([(2**32 - 5, ENDED | {"waker_tid": 3}), (1, {"pid": 10})], Fact.SEVERAL | Fact.BY_OTHERS),  # damaged
 ])  # fmt: skip
 def test_who_ended_the_waits(waits: list[tuple[int, dict[str, Any]]], found: int, tmp_path: Path) -> None:
     things = described(*(thing(id_, K.FUTEX, address=0x1000 + 4 * (id_ - 7)) for id_ in (7, 8)))
