@@ -74,7 +74,7 @@ class Collector(Closing):
 
     Attributes:
         span: the time in which waits are recorded, since the last `resume`; its end is 0 until `pause` or `end`.
-        draws_stacks: `OffCpuProgram.draws_stacks`.
+        draws_stacks: True if sums of short waits have no stack, and stacks of randomly drawn waits are taken.
         rings: the rings of samples.
         pressure: measures the time between two drains.
         build_ids: build-ids of mapped files.
@@ -136,7 +136,8 @@ class Collector(Closing):
         return deferring or support
 
     def _open_rings(self, support: Support, cpus: tuple[int, ...], deferred: bool, stack: contextlib.ExitStack) -> None:
-        """Open the events that own the rings of samples (`rings`) and of side-band records (`_side_rings`)."""
+        """Open the events that own the rings of samples (`rings`) and of side-band records (`_side_rings`); `stack`
+        closes them. `deferred`: let the kernel walk the user stacks of waits later."""
         options, wait_bytes = self.options, self.options.stack_bytes
         if wait_bytes and not self.program.ends_at_exit:
             self._say("stacks of waits are walked along frame pointers: no sched_exit_tp in this kernel, no kprobes")
@@ -173,7 +174,7 @@ class Collector(Closing):
 
     @property
     def ring_fds(self) -> list[int]:
-        """Descriptors that become readable when a ring holds `wakeup_bytes`."""
+        """Descriptors of all rings; each becomes readable when its ring is so full that it wakes the recorder."""
         return [fd for rings in (self.rings, self._side_rings) for fd in rings.owner.fds.values()]
 
     def track(self) -> None:
@@ -225,18 +226,18 @@ class Collector(Closing):
         self._outputs.disable()
 
     def end(self) -> None:
-        """Stop everything; when this returns, no record is written any more. Blocks as `pause` does."""
+        """Stop everything; when this returns, no record is written any more. Blocks until no BPF program runs."""
         if not self.span.end_ns:  # else a second pause would move the end of the span
             self.pause()
         self._side_rings.owner.disable()
 
     def sleep(self) -> None:
-        """Detach the BPF programs of a steady recording, so that they cost no time until `wake`. Call after `pause`."""
+        """Detach the BPF programs until `wake`, if the recording may run for days (`is_steady`). Call after `pause`."""
         if self.options.is_steady:
             self.program.detach()
 
     def wake(self) -> None:
-        """Attach the programs again after `sleep`, before `resume`."""
+        """Attach the BPF programs again if `sleep` has detached them; call before `resume`."""
         if self.options.is_steady:
             self.program.attach()
 
@@ -263,8 +264,8 @@ class Collector(Closing):
         return [cpu for cpu, (new, old) in enumerate(zip(self._failures, before, strict=True)) if new > old]
 
     def open_cpu(self, cpu: int, sink: Sink) -> list[int]:
-        """Record on a CPU that came online; return descriptors that become readable when its rings fill. Raises
-        OSError: the kernel refuses an event or a ring; this CPU is then recorded in part, other CPUs as before."""
+        """Record on a CPU that came online, and drain its former rings to `sink`; return descriptors of its new rings,
+        readable when they fill. Raises OSError: an event or ring is refused; this CPU is then recorded in part."""
         self._side_band.sink = sink
         fds = [self._side_rings.renew(cpu, self._side_band), self.rings.renew(cpu, sink)]
         for fd in fds:
@@ -308,7 +309,7 @@ class Collector(Closing):
         return pids & self._loops
 
     def note_existing(self, records: bytes) -> None:
-        """Find processes that run CPython or a JVM in records of mappings that existed at the begin of a file."""
+        """Let the followers of CPython and JVMs see records of mappings that existed at the begin of a file."""
         for follower in self._followers:
             follower.see(records)
 

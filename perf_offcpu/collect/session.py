@@ -276,7 +276,8 @@ class Hotplug:
         self._cpus = {cpu: now[cpu] for cpu in collector.rings.owner.fds if cpu in now}
 
     def follow(self, sink: Sink) -> list[int]:
-        """Open events on CPUs that came online; return descriptors that become readable when their rings fill."""
+        """Open events on CPUs that came online, drain their former rings to `sink`, and say which CPUs went and came;
+        return descriptors that become readable when the new rings fill."""
         before, self._cpus = self._cpus, online_since()
         offline, online = changed_cpus(before, self._cpus, self._collector.cpus_without_ring())
         for cpu in offline:

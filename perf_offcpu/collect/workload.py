@@ -90,7 +90,8 @@ class Workload:
 
 
 def _run_child(argv: tuple[str, ...], go_fd: int, error_fd: int, mask: set[int | signal.Signals]) -> NoReturn:
-    """Run in the child: wait for a byte from `go_fd`, exec the command; else write errno as text to `error_fd`."""
+    """Run in the child: wait for a byte from `go_fd`, then exec the command with the signal mask `mask`; if that fails,
+    write errno as text to `error_fd`."""
     try:
         _reset_signals()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)

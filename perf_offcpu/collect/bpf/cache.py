@@ -43,7 +43,7 @@ _COLUMN = "json"
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """All inputs of a compilation, from which the name of the cache file is derived."""
+    """All inputs of a compilation of BPF programs, from which the name of their cache file is derived."""
 
     source: Path  # the C file; `include/` next to it serves as kernel headers
     kernel: Mapping[str, int | str]  # preprocessor constants for facts about the running kernel
@@ -53,7 +53,7 @@ class Recipe:
 
     @property
     def defines(self) -> dict[str, int | str]:
-        """All preprocessor constants: `kernel` and `options`."""
+        """All preprocessor constants by name: those for facts about the running kernel, and those for options."""
         return {**self.kernel, **self.options}
 
     def kernel_key(self) -> str:

@@ -115,8 +115,8 @@ def control_values(config: OffCpuConfig, modes: Sequence[str], at_exit: bool) ->
 
 def _rate_window(config: OffCpuConfig) -> dict[str, int]:
     """Return `window_ns`, the time over which samples are counted, and `max_rate`, the samples allowed in it (0: any
-    number). With a threshold the window is short: a raised threshold leaves waits out for its rest. With a sampling
-    period it allows at least _LEAST_IN_WINDOW samples, by whose number the period is adjusted."""
+    number). The window is short, because a threshold that is raised in it leaves waits out for its rest. With a
+    sampling period it has at least _LEAST_IN_WINDOW samples, by whose number the period is adjusted."""
     most = max(1, config.max_rate // _WINDOWS_A_SECOND) if config.max_rate else 0
     if not most or not config.off_cpu_period_ns:
         return {"max_rate": most, "window_ns": 10**9 // _WINDOWS_A_SECOND}
@@ -125,7 +125,7 @@ def _rate_window(config: OffCpuConfig) -> dict[str, int]:
 
 
 def target_defines(config: OffCpuConfig) -> dict[str, int]:
-    """Return the constants for targets.h. Raises CapabilityError: the kernel lacks the cgroup controller `by_group`."""
+    """Return the constants for bpf/targets.h. Raises CapabilityError: this kernel lacks the controller `by_group`."""
     group = 0 if config.by_group is None else 2 if config.by_group else 1
     css = controller_offset(Btf.load(), config.by_group) if config.by_group else 0
     if css is None:

@@ -39,7 +39,7 @@ class LastTasks:
         return np.flatnonzero(self.tasks["waits"])
 
     def stand_still(self, later: "LastTasks") -> NDArray[np.bool_]:
-        """Return bool[n], per row of `tasks`: True if the task has not run until `later`, by its number of switches."""
+        """Return bool[n], per row of `tasks`: True if `later` has the task with the same number of context switches."""
         return _are_among(self.tasks, later.tasks, ("tid", "nr_switches"))
 
     def unless_disturbed(self, later: "LastTasks", drained_ns: int) -> "LastTasks":
@@ -60,7 +60,7 @@ class LastTasks:
 
 
 def _sound(budgets: NDArray[Any]) -> NDArray[Any]:
-    """Return the budgets whose `ns` add up to `end_ns` - `begin_ns`."""
+    """Return the rows of `struct offcpu_budget` whose times by mode (`ns`) add up to `end_ns` - `begin_ns`."""
     adds_up = budgets["ns"].sum(axis=1) == budgets["end_ns"] - budgets["begin_ns"]
     return budgets[np.flatnonzero(adds_up)]
 

@@ -141,12 +141,12 @@ class ProgramMaps:
         self._set("targets", key, self.header.enums["target"].index(mode))
 
     def add_comm(self, comm: bytes) -> None:
-        """Record threads of this comm (`by_comm`), cut to the length that the kernel keeps."""
+        """Record threads with this comm (config: `by_comm`), cut to the length that the kernel keeps."""
         size = self.header.structs["comm"].itemsize
         self._set("comms", comm[: size - 1].ljust(size, b"\0"), 1)
 
     def add_group(self, group: int) -> None:
-        """Record tasks in this control group or below (`by_group`), by the inode of its directory."""
+        """Record tasks in a control group or below (config: `by_group`). `group`: inode of its directory."""
         self._set("groups", group.to_bytes(8, sys.byteorder), 1)
 
     def describe_calls(self, calls: Mapping[int, tuple[str, str]]) -> None:
@@ -275,7 +275,7 @@ class ProgramMaps:
         return in_background(lambda: self._drain_generation(past))
 
     def _drain_generation(self, past: int) -> Drained:
-        """Wait until no program adds to the generation `past` any more; remove and return its entries."""
+        """Wait until programs add no entries of generation `past` (number of a drain); then remove and return them."""
         if self._control["enabled"] or not self._stopped:
             self.wait_for_programs()
         sums = _side_by_side(*self._take("sums", "sum_key", "sum", past))
@@ -284,8 +284,8 @@ class ProgramMaps:
         return Drained(sums, UserStacks.pack(stack_keys["hash"], stacks), budgets)
 
     def _take(self, name: str, key: str, value: str, generation: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Remove and return (keys, values) of the entries of the map `name` up to `generation`, to which no program
-        writes any more. `key`, `value`: names of their structures in the header."""
+        """Remove and return (keys, values) of the entries of the map `name` up to `generation` (number of a drain), to
+        which no program writes any more. `key`, `value`: names of their structures in the header."""
         fd = self._fds[name]
         size = bpf_syscall.read_info(fd, MapInfo()).max_entries
         keys, values = (np.empty(size, self.header.structs[struct]) for struct in (key, value))

@@ -134,7 +134,7 @@ def with_late_values(code: bytes, values: Sequence[int]) -> bytes:
 
 
 def _maps_of(code: bytes) -> tuple[NDArray[np.intp], list[int]]:
-    """Return (int[n]: indices of the instructions that load a map; their immediates: descriptors or rows)."""
+    """Return (int[n]: indices of the instructions that load a map; their immediates: descriptors or rows of maps)."""
     instructions = np.frombuffer(code, _INSTRUCTION)
     source = instructions["registers"] >> _SOURCE_SHIFT & 0xF
     loads = np.flatnonzero((instructions["code"] == _LOAD_64) & (source == _PSEUDO_MAP_FD))
@@ -142,7 +142,7 @@ def _maps_of(code: bytes) -> tuple[NDArray[np.intp], list[int]]:
 
 
 def _relinked(code: bytes, maps: Mapping[int, int]) -> bytes:
-    """Replace the immediate i of each load of a map in the instructions by maps[i]."""
+    """Replace the immediate i (descriptor or row) of each load of a map in the instructions by maps[i]."""
     instructions = np.frombuffer(code, _INSTRUCTION).copy()
     loads, references = _maps_of(code)
     instructions["imm"][loads] = [maps[reference] for reference in references]

@@ -197,6 +197,6 @@ class GracePeriod:
         update(self._outer, bytes(4), self._inner.to_bytes(4, sys.byteorder))
 
     def close(self) -> None:
-        """Close both maps."""
+        """Close the descriptors of the two BPF maps that `wait` uses."""
         os.close(self._outer)
         os.close(self._inner)

@@ -51,7 +51,8 @@ _OPTIONAL_TRACKER_FLAGS = (AttrFlag.CGROUP, AttrFlag.KSYMBOL | AttrFlag.BPF_EVEN
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """Parts of attrs that the kernel accepts: read_format of all events, flags of the tracker, of on-CPU events."""
+    """Parts of attrs that the kernel accepts: read_format of all events, flags of the side-band event, of on-CPU
+    events."""
 
     read_format: ReadFormat = ReadFormat.ID | ReadFormat.LOST
     tracker_flags: AttrFlag = AttrFlag(0)
@@ -209,8 +210,8 @@ def with_deferral(support: Support, cpu: int) -> Support | None:
 
 
 def probe_support(cpu: int) -> Support:
-    """Return the newest `Support` with which the tracker can be opened on `cpu`, or the oldest if the kernel refuses
-    all with EINVAL. Raises CapabilityError, RecordingError: the kernel refuses the tracker for another reason."""
+    """Return the `Support` with most features with which the tracker (side-band event) can be opened on `cpu`, or least
+    if the kernel refuses all with EINVAL. Raises CapabilityError, RecordingError: it refuses for another reason."""
     flags = sum(_OPTIONAL_TRACKER_FLAGS, AttrFlag(0))
     formats = (ReadFormat.ID | ReadFormat.LOST, ReadFormat.ID)  # LOST came with 6.0
     attempts = [Support(read_format, flags) for read_format in formats]

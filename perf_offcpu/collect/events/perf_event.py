@@ -74,12 +74,12 @@ def redirect(fd: int, ring_owner: int) -> None:
 
 
 def set_filter(fd: int, program_fd: int) -> None:
-    """Attach a BPF program: of type PERF_EVENT, it decides which samples are written; of type KPROBE, it runs there."""
+    """Attach a BPF program to an event: type PERF_EVENT decides which samples are written, KPROBE runs at a kprobe."""
     fcntl.ioctl(fd, _IOC_SET_BPF, program_fd)
 
 
 def event_id(fd: int) -> int:
-    """Return the id of an event in the kernel's records."""
+    """Return the id by which records of the kernel name the event with this descriptor."""
     buffer = bytearray(8)
     fcntl.ioctl(fd, _IOC_ID, buffer)
     return int.from_bytes(buffer, sys.byteorder)

@@ -85,7 +85,8 @@ class Inventory:
         self._reader = ProcessReader(build_ids, data_maps, known.has, self._helper.note)
 
     def records(self) -> Iterator[bytes]:
-        """Yield all records, joined to pieces of about PIECE bytes. The tracker events must be enabled already."""
+        """Yield records of kernel, control groups, tasks and mappings that exist now, joined to pieces of about PIECE
+        bytes, then FINISHED_INIT. Side-band events must be enabled already, so that no task is missed."""
         kernel = self._kernel.records()
         self._kernel_files = self._kernel.files
         for records in (kernel, cgroup_records(self._lost), self._tasks()):
@@ -93,7 +94,7 @@ class Inventory:
         yield frame_record(RecordType.FINISHED_INIT, 0, b"", NATIVE)
 
     def later_records(self) -> Iterator[bytes]:
-        """Yield records of control groups, tasks and maps that exist now, with the time of this scan instead of 0."""
+        """Yield records of control groups, tasks and mappings of all processes, with the time of this scan, not 0."""
         self._mapped = None  # children of the target, too
         for records in (cgroup_records(self._lost), self._tasks()):
             since_ns = now_ns()  # a later time for tasks: some are born while groups are listed

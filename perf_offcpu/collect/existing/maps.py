@@ -75,7 +75,7 @@ def mappings_at(text: bytes, address: int) -> tuple[Mapping | None, Mapping | No
 
 
 def _mapping(line: bytes) -> Mapping:
-    """Parse one line. Only newlines are escaped in a name, which may hold any other byte. Raises ValueError."""
+    """Parse a line of /proc/PID/maps. Only newlines are escaped in a name, other bytes are not. Raises ValueError."""
     place, permissions, offset, numbers, inode, *path = line.split(b" ", 5)
     start, _, end = place.partition(b"-")
     major, _, minor = numbers.partition(b":")

@@ -29,7 +29,7 @@ _NO_INODE = {"maj": 0, "min": 0, "ino": 0, "ino_generation": 0}
 
 
 def synthesized(record_type: RecordType, misc: int, values: Mapping[str, Any]) -> bytes:
-    """Pack a record with a trailer of zeros."""
+    """Pack a record with a trailer (sample_id) of zeros. `misc`: that of its header. `values`: field name → value."""
     return pack_record(record_type, misc, values, ZERO_TRAILER, NATIVE)
 
 

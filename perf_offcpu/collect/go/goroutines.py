@@ -205,7 +205,8 @@ class GoroutineReader(TaskReader):
         return None, None
 
     def add(self, pid: int, times: tuple[int, int], reading: tuple[int, int, Stacks] | None) -> None:
-        """Add the time between `times` (ns) to the stacks of a reading; count goroutines that were not read."""
+        """Add the time between `times` (ns) of each goroutine to the sum of its stack, which `take` returns; count
+        goroutines that were not read. `reading`: of process `pid`; None for an unsupported version of Go."""
         if reading is None:
             self._lost.add(losses.GO_UNKNOWN, 1)
             return

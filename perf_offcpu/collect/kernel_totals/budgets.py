@@ -28,8 +28,8 @@ SWITCH_NS = 5000  # time of a switch that may count for the thread that leaves o
 def budget_samples(
     event: EventSpec, budgets: NDArray[Any], modes: Sequence[str], time_ns: int
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield (number of budgets, at most BATCH; a sample record). `event`: offcpu-counters. `budgets`: rows of
-    `struct offcpu_budget` (bpf/off_cpu.h). `modes`: enumerators of `enum offcpu_mode`, which index `ns`."""
+    """Yield (number of budgets, at most BATCH; a sample record of them). `event`: offcpu-counters. `budgets`: rows of
+    `struct offcpu_budget` (time of a thread by mode). `modes`: enumerators of `enum offcpu_mode`, which index `ns`."""
     rows = _as_in_file(budgets, modes)
     for low in range(0, len(rows), BATCH):
         part = rows[low : low + BATCH]
@@ -50,7 +50,7 @@ def _as_in_file(budgets: NDArray[Any], modes: Sequence[str]) -> NDArray[Any]:
 
 
 class BudgetShares:
-    """Subtract from each budget the part that earlier files hold. `modes`: enumerators of `enum offcpu_mode`."""
+    """Subtract from budgets (time of a thread by mode) what earlier files hold. `modes`: of `enum offcpu_mode`."""
 
     def __init__(self, modes: Sequence[str]) -> None:
         self._modes = modes

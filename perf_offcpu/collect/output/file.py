@@ -71,7 +71,7 @@ class Piece:
 
 
 class Counts(NamedTuple):
-    """Losses and counts of a time: `counters` by cause; `lost`: event id → records that found a ring full."""
+    """Losses and other counts of some time: `counters` by cause; `lost`: event id → records that found a ring full."""
 
     counters: dict[LossCause, Counter]
     lost: dict[int, int]
@@ -178,28 +178,29 @@ class OutputFile:
         later._begun, later._begin_ns = counts, end_ns
 
     def pause(self, recording: Span) -> None:
-        """Write the account of the time since the begin, or the last pause. `recording`: the span up to the pause."""
+        """Write the account (losses, counts) since the begin or the last pause. `recording`: the span up to this
+        one."""
         self._first_ns = self._first_ns or self._span(recording).begin_ns
         self.go_on_after(self._write_account(recording, {}))
         self._begin_ns, self._paused = 0, True
 
     def account(self, counts: Counts, end_ns: int) -> None:
-        """Write the account up to `end_ns`, with the losses up to `counts`, and begin the next account there."""
+        """Write the account up to `end_ns`, of losses up to `counts` and other counts; the next one begins there."""
         self._first_ns = self._first_ns or self._begin_ns or self.collector.span.begin_ns
         self._ended, self._end_ns = counts, end_ns
         self._write_account(self.collector.span, {})
         self._begun, self._begin_ns, self._ended, self._end_ns = counts, end_ns, None, 0
 
     def resume(self) -> None:
-        """End the pause: `finish` writes an account of the time after it."""
+        """Note that a pause has ended, so that `finish` writes an account (losses, counts) of the time after it."""
         self._paused = False
 
     def go_on_after(self, counts: Counts) -> None:
-        """Begin the next account: the losses in `counts` belong to the time before it."""
+        """Leave the losses in `counts` out of the next account of losses: they belong to the time before it."""
         self._begun = counts
 
     def finish(self, recording: Span) -> None:
-        """Write the last account and the features. `recording`: the span of the recording up to now."""
+        """Write the last account (losses, counts) and the header features. `recording`: the whole recording so far."""
         if not self._paused:
             self._write_account(recording, {})
         self._finished = True

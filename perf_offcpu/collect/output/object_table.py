@@ -91,8 +91,8 @@ class ObjectTable:
             self._begin(rows)
 
     def _next_rows(self, scan_now: bool) -> NDArray[np.void]:
-        """Return the new objects to name now, as rows of `struct offcpu_object`. Pipes and Unix sockets are held back
-        until a scan of all processes is due, or `scan_now`."""
+        """Take new wait objects from the collector; return those to name now, as rows of `struct offcpu_object`. Pipes
+        and Unix sockets are held back until a scan of all processes is due, or `scan_now`."""
         rows = self._collector.take_objects()
         if len(self._held):
             rows = np.concatenate([self._held, rows])
@@ -104,7 +104,7 @@ class ObjectTable:
         return rows[~waits]
 
     def finish(self, files: Iterable[OutputFile]) -> None:
-        """Write all objects at the end of a file, and epoll instances once more, with the files that they watch now."""
+        """Name and write the objects left at a file's end, and epoll instances again, with the files they watch now."""
         files = list(files)
         self._describer.finish_until(time.monotonic() + NAMING_S)
         self._await(files, scan_now=True)

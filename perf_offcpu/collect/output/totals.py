@@ -46,7 +46,7 @@ class KernelTotals:
 
     @property
     def is_pending(self) -> bool:
-        """True while the maps are being drained, and until their content is written."""
+        """True while the BPF maps are being drained, and until their content is written."""
         return self._pending is not None
 
     @property
@@ -55,7 +55,8 @@ class KernelTotals:
         return self._pending is not None and self._pending.done()
 
     def start(self, *, end_of_file: bool = False) -> None:
-        """Begin to drain the BPF maps in a thread; `write` takes the result. `end_of_file`: the file ends with it."""
+        """Take task readings; begin to drain the BPF maps; `write` writes both. `end_of_file`: the file ends with
+        it."""
         self._pending = self._program.maps.start_drain(end_of_file=end_of_file)
         for readings in self._collector.task_readings:
             self._readings += readings.take()
@@ -166,7 +167,8 @@ class DrawnStacks:
 
     def share(self, sums: Rows, *, end_of_file: bool) -> Rows:
         """Return `sums`, rows with the fields of `struct offcpu_sum_key` and `struct offcpu_sum`, with each exact sum
-        divided among the stacks of the waits drawn from it; these rows have the flag DRAWN."""
+        divided among the stacks of the waits drawn from it, in rows with the flag DRAWN. Where stacks are drawn, sums
+        without a drawn wait are held until a later call, or `end_of_file`."""
         is_drawn = (sums["flags"] & _DRAWN) != 0
         exact, drawn = sums[~is_drawn], sums[is_drawn & (sums["total_ns"] > 0)]
         if self._held is not None:

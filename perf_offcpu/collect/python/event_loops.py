@@ -148,7 +148,8 @@ class LoopReader(TaskReader):
         self._readings: list[Reading] = []
 
     def read(self, pid: int, program: tuple[int, ...] | None) -> tuple[tuple[int, ...] | None, list[_Tasks]]:
-        """Return (`Tables` as a plain tuple, [(tid, tasks) of each event loop]); (None, []) without any loop."""
+        """Return (`Tables` as a plain tuple, [(tid, tasks) of each event loop]); (None, []) without any loop.
+        `program`: the tuple from the last call; None at the first."""
         until_s = time.monotonic() + _MOST_LOOK_S
         tables = Tables(*program) if program else find_tables(pid)  # a named tuple cannot be sent
         threads, loops = loop_threads(pid, tables) if tables else [], list[_Tasks]()

@@ -124,7 +124,7 @@ class FunctionReader:
         return [(*place, call) for place, call in zip(places, reversed(calls), strict=True)]
 
     def _frame_of(self, memory: Memory, own_id: int) -> int:
-        """Return the address of the innermost Python frame of a thread, 0 if it has none."""
+        """Return the address of a thread's innermost Python frame, 0 if none. `own_id`: tid in its PID namespace."""
         offsets, word, left = self._offsets, memory.number, _MOST_THREADS
         if offsets["minor"] < _FIRST_WITH_ID:
             raise UnreadableError
@@ -145,8 +145,8 @@ class FunctionReader:
         return 0
 
     def _frame_at(self, memory: Memory, thread: int, own_id: int) -> int:
-        """Return the address of the innermost frame of a thread state; 0 if it has none or is not that of `own_id`.
-        `thread`: address of the thread state."""
+        """Return the address of the innermost frame of a thread state; 0 if it has none or its thread's tid in its own
+        PID namespace is not `own_id`. `thread`: address of the thread state."""
         offsets = self._offsets
         id_ = memory.number(thread + offsets["thread_id"] + 8)  # native_thread_id
         self._threads[id_] = thread

@@ -64,7 +64,7 @@ class Loop(Memory):
         self._codes: dict[int, tuple[str, str, LineTable, int]] = {}
 
     def prepare(self, tables: Tables) -> int:
-        """Fill `at`; return the address of the pointer to the first interpreter. Raises UnreadableError."""
+        """Set `at`, name → offset; return the address of a pointer to the first interpreter. Raises UnreadableError."""
         head = self.read(tables.runtime, _HEAD)
         self.at = {name: int.from_bytes(head[place : place + 8], "little") for name, place in _OFFSETS.items()}
         debug = _DEBUG_TABLE.unpack(self.read(tables.asyncio, _DEBUG_TABLE.size))

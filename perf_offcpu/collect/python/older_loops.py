@@ -54,7 +54,7 @@ class OlderLoop(Loop):
         return self.word(module, _DICT_OF_MODULE) if module else 0
 
     def prepare(self, tables: Tables) -> int:
-        """Fill `at`; return the address of the pointer to the first interpreter. Raises UnreadableError."""
+        """Set `at`, name → offset; return the address of a pointer to the first interpreter. Raises UnreadableError."""
         offsets = offsets_of(head := self.read(tables.runtime, _HEAD), tables.minor)
         if not offsets or offsets["minor"] != tables.minor or tables.minor not in _OF_MINOR:
             raise UnreadableError
@@ -158,7 +158,7 @@ class OlderLoop(Loop):
         return self._first(values + (8 if self.minor >= _FIRST_INLINE else 0), "list")
 
     def _set_in(self, thing: int) -> int:
-        """Return the address of the first attribute of an object that is a set. `thing`: address of the object."""
+        """Return the address of the first set among an object's attribute values. `thing`: address of the object."""
         values = thing + _VALUES[self.minor]
         if self.minor < _FIRST_INLINE:
             values = self.word(values) + 1 & ~TAGS  # 3.12 has the address less one

@@ -58,7 +58,7 @@ class MappingFollower(ABC):
         """Take a FORK or EXIT record. `kind`: its record type."""
 
     def is_of_needle(self, record: memoryview) -> bool:
-        """Return True if the path of the file in an MMAP2 record ends with `needle`."""
+        """Return True if the path in an MMAP2 record ends with `needle`, the name of the file that is looked for."""
         return bytes(record[_NAME:]).partition(b"\0")[0].endswith(self.needle)
 
 

@@ -87,10 +87,10 @@ def _without_losses(pieces: Sequence[Buffer]) -> bytes:
 
 
 class SideBand:
-    """Mend side-band records (see the module's text) and pass them on: a sink between the rings and a file.
-    `build_ids`: gathers the build-ids of mapped files. `kernel`: its `changes` are counted up. `lost`: counts files
-    whose build-id could not be read in time. `followers`: see the MMAP2, FORK and EXIT records. `sink`: receives the
-    records. `meanwhile`: is called again and again while files are read."""
+    """Mend side-band records and pass them on, from the rings to a file: add build-ids to MMAP2, leave out those of
+    anonymous or writable data, cut stale bytes. `build_ids`: gathers the build-ids of mapped files. `kernel`: its
+    `changes` are counted up. `lost`: counts files whose build-id could not be read in time. `followers`: see the MMAP2,
+    FORK and EXIT records. `sink`: receives the records. `meanwhile`: is called again and again while files are read."""
 
     def __init__(
         self, build_ids: MappedBuildIds, kernel: KernelMaps, lost: Losses, followers: Sequence[MappingFollower] = ()
@@ -117,7 +117,7 @@ class SideBand:
             self._next = None
 
     def append(self, *pieces: Buffer) -> None:
-        """Mend complete records and append them to the sink. Raises FileFullError, with 0 for bytes taken."""
+        """Mend complete records and append them to the sink. Raises FileFullError: it is full; none count as taken."""
         assert self.sink is not None
         data = bytearray().join(pieces)
         try:

@@ -13,7 +13,8 @@ _MOST_OUTPUT: Final = 1 << 24
 
 
 def ask_as_owner(pid: int, patience_s: float = 3) -> bytes:
-    """Return the output of owner_child.py for a process, up to `patience_s`; b"" if the child cannot be started."""
+    """Return the perf map of a JVM, or "!" + problem, as owner_child.py reads it with the rights of the JVM's owner, up
+    to `patience_s`; b"" if that child cannot be started."""
     command = sys.executable or f"{sys.exec_prefix}/bin/python3", "-I", "-S", _CHILD, str(pid)
     fd = os.memfd_create("as-owner")  # a file, whose size the child has a limit for
     with contextlib.suppress(OSError):  # output from before the kill counts

@@ -66,7 +66,7 @@ class TypeIndex:
     problem: str  # why the walk ended before the end of the types; empty if it did not
 
     def find(self, kind: Kind, name_off: int) -> int | None:
-        """Return the id of the first type of this kind and name_off; None if there is none."""
+        """Return the id of the first type of this kind with its name at `name_off` in the strings; None if none."""
         rows = np.flatnonzero((self.names == name_off) & (self.kinds == kind))
         return int(rows[0]) + 1 if len(rows) else None
 

@@ -41,7 +41,7 @@ _left: list[int] = []  # ids of helpers that were killed and may not have ended
 
 
 class Answer(NamedTuple):
-    """The answer of a helper to one item."""
+    """The answer of a helper process to one item: the result of the work, its problem, or that it is stuck."""
 
     value: Any = None  # result of `work`; None if it failed
     is_stuck: bool = False  # there was no answer in time
@@ -71,7 +71,7 @@ class Helper:
 
     @property
     def noted(self) -> int:
-        """Number that the last helper had noted when it got stuck; 0 for none."""
+        """Number of the device that `work` was about to read when the last helper got stuck; 0 for none."""
         number: int = _SIZE.unpack_from(self._shared)[0]
         return number
 

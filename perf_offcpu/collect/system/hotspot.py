@@ -229,7 +229,8 @@ class _Hotspot:
         return values
 
     def _narrow(self, owner: bytes, before: bytes) -> tuple[int, int]:
-        """Return (base, shift) of compressed addresses. `owner`: their class. `before`: its prefix before JDK 25."""
+        """Return (base, shift) of compressed addresses. `owner`: class with both as static fields, as
+        "CompressedOops::". `before`: what their names began with before JDK 25."""
         before = before if owner + before + b"_base" in self._static else b""
         base, shift = (self._static[owner + before + name] for name in (b"_base", b"_shift"))
         bits = self._memory.number(shift, 4)

@@ -72,7 +72,7 @@ def _main(pid: int) -> None:
 
 
 def _code_of_jvm(pid: int) -> Iterator[bytes]:
-    """Yield the perf map of a JVM with lines on frame sizes, then, on x86-64, the lines of hotspot.py for interpreted
+    """Yield the perf map of a JVM; on x86-64 with lines on frame sizes, then the lines of hotspot.py for interpreted
     methods. The process may be hostile: its /tmp must be no link, files there must be its own, and its answer is
     bounded in size and time. Raises OSError: it cannot be asked, or gives no map."""
     until_s = time.monotonic() + _JVM_S

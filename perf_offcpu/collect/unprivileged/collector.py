@@ -237,7 +237,7 @@ class UserCollector(Closing):
         return self._switches.samples
 
     def note_existing(self, mappings: bytes) -> None:
-        """Find processes that run CPython or a JVM in records of mappings that existed before the recording."""
+        """Let the followers of CPython and JVMs see records of mappings that existed before the recording."""
         self._pythons.see(mappings)
         self.jvms.see(mappings)
 

@@ -62,8 +62,8 @@ class Look(NamedTuple):
 
 
 class Reader:
-    """Look at sleeping threads. `copy_bytes`: bytes of the stack to copy, 0 for none. `objects`: finds the object of a
-    look. `pythons`: `PythonProcesses.offsets`. `lost`: counts looks whose Python functions could not be read.
+    """Read stacks and objects of sleeping threads (looks). `copy_bytes`: bytes of the stack to copy, 0 for none.
+    `objects`: finds the objects. `pythons`: `PythonProcesses.offsets`. `lost`: counts unread Python functions.
 
     Attributes:
         looks: tid → looks at the thread that `take` has not removed yet, by time.
@@ -81,8 +81,8 @@ class Reader:
         self._begin_s = time.monotonic()
 
     def follow(self, sleepers: Iterable[Sleeper], *, hurry: bool = False) -> None:
-        """Look at each sleeper that has slept for LEAST_NS and has no look in this sleep, as far as the budget allows.
-        `hurry`: at the end of the recording, look at all, within _HURRY_S."""
+        """Read stack and object of each sleeper that has slept for LEAST_NS and was not read in this sleep, as far as
+        the CPU budget allows. `hurry`: at the end of the recording, read all, within _HURRY_S."""
         # The less there is left, the longer a thread must have slept.
         scarcity = _MOST_SAVED_S / max(self._left_s(), _MOST_SAVED_S / _SCARCEST)
         latest = now_ns() - (0 if hurry else max(self._least_ns, int(LEAST_NS * scarcity)))
@@ -101,7 +101,7 @@ class Reader:
             self._least_ns = max(int(self._least_ns * _FALL), LEAST_NS)
 
     def _left_s(self) -> float:
-        """Return the CPU time in s that looks may take now; of unused time at most _MOST_SAVED_S is kept."""
+        """Return the CPU time in s that reading sleepers may take now; of unused time at most _MOST_SAVED_S is kept."""
         allowed_s = BUDGET * (time.monotonic() - self._begin_s) + _MOST_SAVED_S
         self._spent_s = max(self._spent_s, allowed_s - _MOST_SAVED_S)
         return allowed_s - self._spent_s

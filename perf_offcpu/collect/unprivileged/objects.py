@@ -74,8 +74,8 @@ class CallObjects:
         return rows
 
     def find(self, pid: int, tid: int, since_ns: int, syscall: int, arguments: Sequence[int], sp: int) -> WaitObject:
-        """Return the object of a thread that waits in a system call. `since_ns`: begin of the wait. `syscall`: number
-        of the call. `arguments`: of the call, six words. `sp`: the thread's stack pointer."""
+        """Return the object of a thread that waits in a system call; keep a new one for `take_objects`. `since_ns`:
+        begin of the wait. `syscall`: its number. `arguments`: its six words. `sp`: the thread's stack pointer."""
         if syscall not in self._calls:
             return WaitObject()
         object_form, timeout = self._calls[syscall]
@@ -121,8 +121,8 @@ class CallObjects:
         return self._source_of_events(row, pid, fd) if fd >= 0 else None
 
     def _source_of_events(self, row: NDArray[Any], pid: int, fd: int) -> tuple[object, ...] | None:
-        """Fill in `row` for a descriptor, or, for an epoll instance without timeout that watches one descriptor, for
-        that; return the values that identify the object, None if the descriptor is gone."""
+        """Fill in `row` (`struct offcpu_object`) for a descriptor, or, for an epoll instance without timeout that
+        watches one descriptor, for that; return the values that identify the object, None if the descriptor is gone."""
         identity = self._descriptor(row, pid, fd)
         is_epoll = row["kind"] == ObjectKind.ANONYMOUS and bytes(row["name"]).rstrip(b"\0") == EPOLL
         if not is_epoll or row["asked_ns"] != UNKNOWN_U64:
@@ -207,8 +207,8 @@ def _path(row: NDArray[Any], tid: int, address: int) -> tuple[object, ...] | Non
 
 
 def _child(row: NDArray[Any], tid: int, object_form: str, arguments: Sequence[int]) -> tuple[object, ...]:
-    """Fill in `row` for the child that a call waits for: for vfork() the last child, else the given one, -1 for any;
-    return the values that identify it."""
+    """Fill in `row` (`struct offcpu_object`) for the child that a call waits for: for vfork() the last child, else the
+    given one, -1 for any; return the values that identify it."""
     if object_form == "fork":
         children = read_kernel_if_any(f"/proc/{int(row['pid'])}/task/{tid}/children", 1 << 16).split()
         return _number(row, ObjectKind.PROCESS, int(children[-1]) if children else -1)
@@ -230,7 +230,7 @@ def _is_remote_mount(pid: int, mount: bytes) -> bool:
 
 
 def _add_addresses(row: NDArray[Any], pid: int, fd: int) -> None:
-    """Fill in family, protocol and addresses of a socket, read from a duplicate of its descriptor."""
+    """Fill in family, protocol and addresses of a socket in `row` (`struct offcpu_object`), from a duplicate of it."""
     with suppress(OSError):
         number = syscall_number("pidfd_getfd", platform.machine())
         with descriptor(os.pidfd_open(pid)) as process:

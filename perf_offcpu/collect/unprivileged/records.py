@@ -135,7 +135,8 @@ class Budgets:
         self._queued_ns = dict(self._before_ns)
 
     def add(self, intervals: NDArray[Any], looks: dict[int, Look | None]) -> None:
-        """Add intervals (`switches.INTERVAL`). `looks`: row of `intervals` → the look that shows its state, or None."""
+        """Add the time of each interval (`switches.INTERVAL`) to its thread's state. `looks`: row of `intervals` → the
+        look that shows the state, or None."""
         modes = np.full(len(intervals), self._modes["other"])
         modes[intervals["preempted"] != 0] = self._modes["preempted"]
         modes[intervals["kind"] == IN] = self._modes["running"]

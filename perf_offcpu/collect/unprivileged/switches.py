@@ -82,7 +82,7 @@ class KernelChains:
         return self._chains.take(np.where(is_of_wait, rows, -1))
 
     def forget(self, last_switches: Rows) -> None:
-        """Drop the chains of past waits: older than `ran_since` of their thread. `last_switches`: rows of EVENT."""
+        """Drop chains from before `ran_since` (switch before the last) of their thread. `last_switches`: EVENT rows."""
         self._sort()
         order = np.argsort(last_switches["tid"], kind="stable")
         tids = last_switches["tid"][order]
@@ -97,7 +97,7 @@ class SwitchLog:
     """Take SWITCH records out of drained records; a sink of rings. `tasks`: tid → pid of the threads that exist at
     `begin_ns`. `counters`: counts damaged records and missing switches. `chains`: takes the samples of context
     switches. `others`: all other records, which the caller removes and passes to `SideBand`. `samples`: number of
-    on-CPU samples put into `others` so far. `last`: EVENT[threads] at the last `take`."""
+    on-CPU samples put into `others` so far. `last`: the last EVENT of each thread before the last `take`."""
 
     def __init__(self, tasks: dict[int, int], begin_ns: int, counters: Losses, chains: KernelChains) -> None:
         self.others: list[Buffer] = []
@@ -137,7 +137,7 @@ class SwitchLog:
         self._new.append(rows[chunk.types != RecordType.LOST])
 
     def _events(self) -> Rows:
-        """Return rows of EVENT: `last` and all events after them, by thread and time."""
+        """Return `last` (last EVENT of each thread before `take`) and all later events, sorted by thread and time."""
         events = np.concatenate([self.last, *self._new])
         return events[np.lexsort((events["time"], events["tid"]))]
 

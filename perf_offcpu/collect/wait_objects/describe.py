@@ -188,7 +188,7 @@ def _add_kernel_locks(rows: NDArray[Any], texts: list[Texts]) -> None:
 
 
 def _own_texts(row: Any) -> Texts:
-    """Return the texts on an object that the BPF program has read. `row`: of `struct offcpu_object`."""
+    """Return name → text of what the BPF program has read of an object. `row`: of `struct offcpu_object`."""
     kind = int(row["kind"])
     if kind == ObjectKind.SOCKET:
         texts = proc.socket_texts(row)

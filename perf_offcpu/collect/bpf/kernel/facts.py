@@ -67,7 +67,7 @@ class KernelFacts:
 
 
 def explore(btf: Btf) -> KernelFacts:
-    """Look up the facts in BTF and kallsyms. Raises CapabilityError: old kernel; FormatError: the BTF is damaged."""
+    """Look up the `KernelFacts` in BTF and kallsyms. Raises CapabilityError: old kernel; FormatError: damaged BTF."""
     tracepoints = {name: point for name in _TRACEPOINTS if (point := btf.tracepoint(name))}
     missing = [name for name in _TRACEPOINTS if name not in tracepoints and name not in _OPTIONAL]
     if missing or not btf.member("task_struct", "bpf_storage"):
@@ -107,7 +107,7 @@ def _code_mask() -> int:
 
 
 def _registers(btf: Btf) -> Defines:
-    """Return the preprocessor constants for saved user registers: offsets in struct pt_regs, and what can be read."""
+    """Return the preprocessor constants for user registers: if BPF can read them, offsets in struct pt_regs, sizes."""
     row = MACHINES.get(platform.machine())
     offsets = members.machine_offsets(btf, _REGISTERS)
     register = btf.member(*members.machine_members()["REGS_SYSCALL"].split(".", 1)) if row else None
@@ -180,7 +180,8 @@ _SCHEDULER = re.compile(rb"_*(io_|preempt_)?schedule(_|$)|_*wait_for_|_*wait_on_
 
 
 def _code(symbols: bytes) -> dict[str, Sequence[int]]:
-    """Return `KernelFacts.code`. `symbols`: text of /proc/kallsyms."""
+    """Return enumerator of `enum offcpu_late` → (offset from `_text`, size) of kernel code, bytes; {} if addresses are
+    hidden. `symbols`: text of /proc/kallsyms."""
     text = symbol_address(symbols, b"_text")
     if not text:
         return {}
