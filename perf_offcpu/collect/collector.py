@@ -163,7 +163,7 @@ class Collector(Closing):
 
     @property
     def events(self) -> list[EventSpec]:
-        """All events in the file's order: on-CPU events, offcpu-time, tracker, Python functions, counters, tasks."""
+        """All events in the file's order: on-CPU events, offcpu-time, side band, Python functions, counters, tasks."""
         waits = self.rings.owner.spec
         copies = [event for event in self._outputs if event.name == waits.name]
         python = [event.spec for event in self._outputs if event.name != waits.name]
@@ -242,7 +242,7 @@ class Collector(Closing):
             self.program.attach()
 
     def drain(self, sink: Sink) -> None:
-        """Move the content of all rings to `sink`. If the sink raises an error, the rings keep the data."""
+        """Move the content of all rings to `sink`. If the sink raises an error, the rings keep what it did not take."""
         with self.pressure.draining(lambda: max(self.rings.last_fill, self._side_rings.last_fill)):
             self._side_band.sink = sink
             self._side_band.meanwhile = self.pythons.meanwhile = lambda: self.rings.drain(sink)

@@ -171,8 +171,7 @@ class Jvms(MappingFollower):
             self._say(f"perf-offcpu record: JVM {pid} gives no names of compiled code: {problem}")
 
     def forget_ended(self, before: set[int]) -> set[int]:
-        """Drop perf maps of ended JVMs in `before`, the last call's result; return the ended JVMs whose maps are
-        kept."""
+        """Drop perf maps of ended JVMs in `before`, the last call's result; return the pids of those that keep one."""
         for pid in before - self._due.keys():
             self.maps.pop(pid, None)
             self._apart_ns.pop(pid, None)

@@ -159,7 +159,7 @@ class Session:
         self.paused = False
 
     def begin(self, workload: Workload | None) -> None:
-        """Begin to record: track, describe existing tasks, enable waits, start the command, give the file its name."""
+        """Begin to record: track processes, describe existing tasks, enable waits, start the command, name the file."""
         files = self.files
         self.collector.track()
         files.current.describe(files.drain)
@@ -322,7 +322,7 @@ class UserSession:
         stepping_until(in_background(self.file.commit), self.collector.look)
 
     def record(self, waiter: Waiter) -> None:
-        """Look at threads, and copy rings to the file, until something ends the recording; then finish the file."""
+        """Read sleeping threads, and copy rings to the file, until something ends the recording; then finish it."""
         collector, file, summary = self.collector, self.file, self.summary
         self._copy(waiter)
         collector.read_waiting()

@@ -51,8 +51,7 @@ _OPTIONAL_TRACKER_FLAGS = (AttrFlag.CGROUP, AttrFlag.KSYMBOL | AttrFlag.BPF_EVEN
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """Parts of attrs that the kernel accepts: read_format of all events, flags of the side-band event, of on-CPU
-    events."""
+    """Parts of attrs that the kernel accepts: read_format of all events, flags of side-band event and on-CPU events."""
 
     read_format: ReadFormat = ReadFormat.ID | ReadFormat.LOST
     tracker_flags: AttrFlag = AttrFlag(0)

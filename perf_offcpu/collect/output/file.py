@@ -178,8 +178,7 @@ class OutputFile:
         later._begun, later._begin_ns = counts, end_ns
 
     def pause(self, recording: Span) -> None:
-        """Write the account (losses, counts) since the begin or the last pause. `recording`: the span up to this
-        one."""
+        """Write the account (losses, counts) since the begin or the last pause. `recording`: span up to this pause."""
         self._first_ns = self._first_ns or self._span(recording).begin_ns
         self.go_on_after(self._write_account(recording, {}))
         self._begin_ns, self._paused = 0, True

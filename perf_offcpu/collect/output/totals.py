@@ -55,8 +55,7 @@ class KernelTotals:
         return self._pending is not None and self._pending.done()
 
     def start(self, *, end_of_file: bool = False) -> None:
-        """Take task readings; begin to drain the BPF maps; `write` writes both. `end_of_file`: the file ends with
-        it."""
+        """Take task readings; begin to drain the BPF maps; `write` writes both. `end_of_file`: the file then ends."""
         self._pending = self._program.maps.start_drain(end_of_file=end_of_file)
         for readings in self._collector.task_readings:
             self._readings += readings.take()

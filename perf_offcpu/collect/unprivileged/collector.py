@@ -83,7 +83,7 @@ class UserCollector(Closing):
 
     @property
     def events(self) -> list[EventSpec]:
-        """All events as the file describes them: on-CPU events, offcpu-time, tracker, counters."""
+        """All events as the file describes them: on-CPU events, offcpu-time, side band (tracker), counters."""
         *sampling, tracker = self._events.specs
         return [*sampling, self.waits, tracker, self.counters_event]
 
@@ -112,7 +112,7 @@ class UserCollector(Closing):
         self._reader.follow(self._sleepers())
 
     def _write_others(self, sink: Sink) -> None:
-        """Write side-band records and on-CPU samples; look at threads while build-ids are read from files."""
+        """Write side-band records and on-CPU samples; `look` at threads while build-ids are read from files."""
         others, self._switches.others = self._switches.others, []
         self._side_band.sink, self._side_band.meanwhile = sink, self.look
         if others:
@@ -130,8 +130,8 @@ class UserCollector(Closing):
         return {*self._switches.last["pid"].tolist()}
 
     def read_waiting(self) -> None:
-        """Read the locks for which threads of JVMs wait, and the tasks of event loops, for `finish`; look at threads
-        meanwhile. Call before `end`."""
+        """Read the locks for which threads of JVMs wait, and the tasks of event loops, for `finish`; `look` at sleeping
+        threads meanwhile. Call before `end`."""
         sleepers = self._switches.off_cpu()
         rows = np.flatnonzero(np.isin(sleepers["pid"], [*self._pythons.pids])).tolist()
         self._read_ns = now_ns()

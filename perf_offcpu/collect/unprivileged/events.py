@@ -67,7 +67,7 @@ class TaskEvents(SharingEvents):
             stack.pop_all()
 
     def _probe(self, tid: int, cpu: int) -> None:
-        """Set `_exclude` (flags if the user may not see the kernel) and `support` by trying to open the tracker."""
+        """Set `_exclude` (flags if the user may not see the kernel) and `support` by opening the side-band event."""
         self._exclude, self.support = AttrFlag(0), evsels.Support()
         if not self._accepts(tid, cpu):
             self._exclude = _USER_ONLY
@@ -99,7 +99,7 @@ class TaskEvents(SharingEvents):
 
     @property
     def specs(self) -> list[EventSpec]:
-        """The kernel's events as the file describes them: on-CPU events, then the tracker."""
+        """The kernel's events as the file describes them: on-CPU events, then the event of side-band records."""
         alike = [[event for event in self._all if event.name == name] for name in self._names]
         return [
             EventSpec(events[-1].attr, events[-1].name, tuple(number for event in events for number in event.ids))
