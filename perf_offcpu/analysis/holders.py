@@ -161,7 +161,7 @@ def spans_of(samples: ProfileSamples) -> tuple[I64, I64]:
 
 class _Moments:
     """Begins and ends of waits as columns, sorted by object, then time. `rows`: int64[n], samples of the waits.
-    `queue`: int64[moments], number of the time, without a break, in which some thread waits for the object."""
+    `queue`: int64[moments], equal for moments between which, without a break, some thread waits for the same object."""
 
     def __init__(self, samples: ProfileSamples, holders: Holders, rows: I64) -> None:
         begin, end = (column[rows] for column in spans_of(samples))
@@ -189,12 +189,12 @@ class _Moments:
         self._density = np.where(waiting > 0, np.maximum(np.cumsum(change), 0), 0)
 
     def weight(self) -> I64:
-        """Return int64[moments]: ns that all waits together spent from each moment to the next one."""
+        """Return int64[moments]: ns that all waits spend, in sum, from each begin or end of a wait to the next one."""
         length = np.diff(self.time_ns, append=self.time_ns[-1:])
         return np.where(self._density > 0, np.rint(length * self._density), 0).astype(np.int64)
 
     def holder(self) -> I64:
-        """Return int64[moments]: tid of the thread that held the object from this moment to the next; -1 not known."""
+        """Return int64[moments]: the object's holder (tid) from each begin or end of a wait to the next; -1 unknown."""
         is_seen = (self._before >= 0) | (self._after >= 0)
         number = np.arange(len(is_seen))
         last = np.maximum.accumulate(np.where(is_seen, number, -1))
@@ -206,8 +206,8 @@ class _Moments:
         return np.where((got == had) | (had < 0), got, np.where((got < 0) | waits_again, had, -1))
 
     def longest_holder(self) -> I64:
-        """Return int64[rows]: tid of the thread that held the object longest, without a break, during each wait; -1 if
-        the holder is not known, or is not known for longer than that."""
+        """Return int64[waits]: tid of the thread that held the awaited object longest, without a break, during each
+        wait; -1 if the holder is not known, or is not known for longer than that."""
         holder, time = self.holder(), self.time_ns
         begin, end = np.split(self._place, 2)
         is_first = np.append(True, (holder[1:] != holder[:-1]) | (self.object[1:] != self.object[:-1]))
@@ -222,8 +222,9 @@ class _Moments:
         return longest
 
     def _named(self, thread: I64, moment: I64) -> I64:
-        """Return int64[moments]: `thread[moment[i]]`, a tid; -1 where that moment is in another queue than moment i, or
-        out of range. `moment`: int64[moments], index of an earlier or later moment for each one."""
+        """Return int64[moments]: `thread[moment[i]]`, a tid, for each moment i (begin or end of a wait); -1 if at some
+        time between the two moments no thread waited for the object, or if `moment[i]` is out of range. `moment`:
+        int64[moments], indices of earlier or later moments."""
         queue = np.append(self.queue, -1)[moment]
         return np.where(queue == self.queue, np.append(thread, -1)[moment], -1)
 

@@ -115,7 +115,7 @@ def paths_with_wakers(
 
 
 def marks_of(samples: ProfileSamples) -> tuple[U8, U8]:
-    """Return uint8[samples] twice: index in MARKS of the mark after the root; 1 where kernel frames are missing."""
+    """Return uint8[samples] twice: index in MARKS of the mark below the root; 1 where kernel frames are missing."""
     bare = samples.stack < 0
     user_lost = samples.has(SampleFlag.NO_USER_STACK | SampleFlag.UNMERGED)
     kernel_lost = samples.has(SampleFlag.NO_KERNEL_STACK)
@@ -181,7 +181,8 @@ class _Builder:
         return len(self.names) - len(names)
 
     def add_roots(self, columns: list[NDArray[np.integer]], groups: int) -> I64:
-        """Add a root for each distinct row of `columns` (comm, pid, tid); return int64[groups]: its node; else -1."""
+        """Add a root for each distinct row of `columns` (comm, pid, tid of each group of samples). Return
+        int64[groups]: the root of each group; without columns add none, and return -1 for all."""
         if not columns:
             return np.full(groups, -1)
         first, group_of = group(*columns)
@@ -220,7 +221,8 @@ class _Builder:
         return node
 
     def _name_frames(self, levels: Sequence[NDArray[np.integer]], *, of_waker: bool = False) -> I64:
-        """Add names for frames of rows in stacks (`levels`); return int64[frames]: name of each, -1 not in them."""
+        """Add to `names` those of the frames on `levels` (rows in the profile's stacks); as `NAME_[w]` if `of_waker`.
+        Return int64[frames]: index in `names` for each frame of the profile; -1 for frames that are not on them."""
         used: Bool = np.zeros(len(self._profile.frames), np.bool_)
         for level in levels:
             used[self._profile.stacks.frame[level]] = True
@@ -238,11 +240,11 @@ class _Builder:
         return name_of_frame
 
     def add_leaves(self, node: I64, code: NDArray[np.integer], labels: Sequence[str]) -> I64:
-        """Add a mark `labels[code[i]]` below node[i] unless the code is 0; return int64[groups]: last node of each."""
+        """Below node[i] add a mark `labels[code[i]]` unless code[i] is 0; return int64[n]: its node, else node[i]."""
         return self.add_names(node, code, [Name(label, "", NameKind.MARK) for label in labels])
 
     def add_names(self, node: I64, code: NDArray[np.integer], names: list[Name]) -> I64:
-        """Add a node `names[code[i]]` below node[i] unless the code is 0; return int64[groups]: last node of each."""
+        """Below node[i] add a node `names[code[i]]` unless code[i] is 0; return int64[n]: its node, else node[i]."""
         offset = self._new_names(names)
         node, marked = node.copy(), np.flatnonzero(code)
         node[marked] = self._add(node[marked], offset + code[marked].astype(np.int64))
@@ -261,7 +263,8 @@ class _Level:
 
 
 def _levels(parent: I32, base: I64, stack: I64) -> list[_Level]:
-    """Return the levels of the stacks `stack[i]` below nodes `base[i]`, roots first. `parent`: of all stacks."""
+    """Return the nodes to be added for the stacks `stack[i]` (rows in the profile's stacks) below nodes `base[i]`, by
+    depth, the outermost frames first. `parent`: the column of the profile's stacks."""
     depth = path_lengths(parent, stack)
     order = np.argsort(depth, kind="stable")
     bounds = np.searchsorted(depth[order], np.arange(int(depth.max(initial=0)) + 2))

@@ -47,7 +47,7 @@ _DEVICE_OF = {WaitClass.DISK: 0, WaitClass.FAULT: 0, WaitClass.NETWORK: 1, WaitC
 
 
 class Held(enum.IntEnum):
-    """State of a thread while it holds the weight of waits that it delays: the columns of `Cascade.held_ns`."""
+    """State of a thread or device while it is charged with the time of waits that it delays: columns of `held_ns`."""
 
     RUNNING = 0  # on a CPU, or in a wait that was only summed
     RUNNABLE = 1  # waiting for a CPU, or preempted by its budget
@@ -58,7 +58,8 @@ class Held(enum.IntEnum):
 
 @mutable
 class Cascade:
-    """w waits as columns, with the weight that each passes on. Nodes: the t tracks, after them the DEVICES."""
+    """w waits as columns, with the weight (ns, times the waits delayed then) that each passes on to the thread or
+    device that ended it. Nodes: the t tracks (threads), after them the DEVICES."""
 
     tracks: list[Track]  # the recorded threads, and threads that only woke others
     waiter: I64  # int64[w], the track of each wait
@@ -78,7 +79,7 @@ class Cascade:
         return int(self.own_ns.sum())
 
     def check(self) -> None:
-        """Raise AssertionError unless weight is conserved, at each node and in all."""
+        """Raise AssertionError unless each node holds or passes on all weight that it has or gets, and all is held."""
         nodes = len(self.held_ns)
         own, away = (sum_by(self.waiter, column, nodes) for column in (self.own_ns, self.carried_ns))
         carried = sum_by(self.target, self.carried_ns, nodes)
@@ -87,8 +88,9 @@ class Cascade:
 
 
 def cascade_of(profile: Profile, timeline: Timeline, chosen: Bool | None = None) -> Cascade:
-    """Return the cascade of a profile, which has all samples of all threads. `chosen`: bool[samples], the waits whose
-    weight is passed on; default: all. Raise PerfOffcpuError if a weight exceeds 62 bits: damaged times."""
+    """Follow the waits of a profile from waker to waker, and return where their time ends. The profile has all samples
+    of all threads. `chosen`: bool[samples], the waits whose time (weight) is passed on; default: all. Raise
+    PerfOffcpuError if a weight exceeds 62 bits: damaged times."""
     waits = _Steps(profile, timeline)
     everyone = np.ones(len(profile.samples), np.bool_) if chosen is None else chosen
     own = np.where(everyone[waits.row], waits.queued - waits.begin, 0)
@@ -114,7 +116,7 @@ def cascade_of(profile: Profile, timeline: Timeline, chosen: Bool | None = None)
 
 @mutable
 class _Parts:
-    """Spans of time, of waits or of tracks, each with the number of waits whose weight it carries."""
+    """Spans of time of waits, or of threads (tracks), as columns, each with the number of waits that it delays."""
 
     owner: I64  # row in the waits; or a track
     begin: I64  # index into `_Steps.times`
@@ -123,7 +125,8 @@ class _Parts:
 
 
 class _Steps(WaitTable):
-    """Passes weight on, one hop a step. Times are indices into `times`, all begins, wake-ups and ends of waits."""
+    """Passes the weight of waits on to their wakers, one hop a step, and sums up who holds it. Times are indices into
+    `times`, all begins, wake-ups and ends of waits, and births of threads."""
 
     def __init__(self, profile: Profile, timeline: Timeline) -> None:
         super().__init__(profile, timeline)
@@ -166,7 +169,8 @@ class _Steps(WaitTable):
         return target
 
     def _add_moments(self, timeline: Timeline) -> None:
-        """Set `moment`: CPU samples of running threads, sorted by `moment_key`: track, last index of `times` before."""
+        """Set `moment`, rows of the CPU samples of running threads, and `moment_key`, which orders them: by track, then
+        index in `times` of the last time at or before the sample."""
         rows = np.flatnonzero(timeline.moments)
         track, moment = timeline.track[rows], timeline.begin_ns[rows]
         key = track * self.size + np.searchsorted(self.times, moment, "right") - 1
@@ -179,8 +183,9 @@ class _Steps(WaitTable):
         self.moment, self.moment_key = rows[order], key[order]
 
     def step(self, parts: _Parts, *, follow: bool) -> _Parts:
-        """Charge parts of waits to their wakers; return parts of the wakers' own waits in these times. `follow`: False
-        for the last step, in which waiters hold, as CUT, the weight of parts that a thread ended."""
+        """Charge spans of waits to the threads or devices that ended them: add to `carried`, `kept` and `held`. Return
+        the spans of these threads' own waits in that time, for the next step. `follow`: False for the last step, in
+        which the weight of waits that a thread ended stays with the waiter, as CUT."""
         passed = self._awake(parts)
         target, weight = self.target[passed.owner], self._weight(passed)
         devices = target >= len(self.tracks)
@@ -195,7 +200,7 @@ class _Steps(WaitTable):
         return self._explained(self._merged(parts))
 
     def _awake(self, parts: _Parts) -> _Parts:
-        """Return the parts cut where the waker fell asleep; the weight from then on is held by the waiter itself."""
+        """Return the spans of waits, cut where the waker fell asleep; charge the waiter with the weight after that."""
         end = np.clip(self.awake[parts.owner], parts.begin, parts.end)
         self._keep(parts.owner, self._weight(_Parts(parts.owner, end, parts.end, parts.number)))
         return _Parts(parts.owner, parts.begin, end, parts.number)
@@ -215,7 +220,7 @@ class _Steps(WaitTable):
         self.held[:, how] += sum_by(node, weight, len(self.held))
 
     def _merged(self, parts: _Parts) -> _Parts:
-        """Return parts of tracks without overlap, sorted by (track, begin): cut at every edge, with `number` summed."""
+        """Merge spans of tracks to disjoint ones, by (track, begin), with the sum of `number` where they overlap."""
         key = np.concatenate([parts.owner * self.size + parts.begin, parts.owner * self.size + parts.end])
         order = np.argsort(key, kind="stable")
         key, change = key[order], np.concatenate([parts.number, -parts.number])[order]
@@ -228,7 +233,7 @@ class _Steps(WaitTable):
         return _Parts(track, begin, key[filled + 1] - track * self.size, number[filled])
 
     def _explained(self, parts: _Parts) -> _Parts:
-        """Let tracks hold the weight of their parts outside of waits; return the parts in waits, to be passed on."""
+        """Add weight of tracks' spans to `held` where the thread is not asleep; return the parts in which it is."""
         born = np.clip(self.birth[parts.owner], parts.begin, parts.end)
         self._hold(parts.owner, Held.NOT_RECORDED, self._weight(_Parts(parts.owner, parts.begin, born, parts.number)))
         parts = _Parts(parts.owner, born, parts.end, parts.number)
@@ -249,7 +254,7 @@ class _Steps(WaitTable):
         return _Parts(wait[nonempty], begin[nonempty], until[nonempty], number[nonempty])
 
     def _sample(self, parts: _Parts) -> None:
-        """Add the number of delayed waits of each part (disjoint parts) to `held_up` of the CPU samples in it."""
+        """Add to `held_up` of each CPU sample how many waits its part delays. `parts`: of tracks, without overlap."""
         key = parts.owner * self.size
         if not len(key):
             return

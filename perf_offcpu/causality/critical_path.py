@@ -122,8 +122,9 @@ class _Walk(WaitTable):
 
     def explain(self, spans: _Spans, woke: I64, first_hop: int, *, follow: bool) -> tuple[_Spans, _Spans, I64, Hops]:
         """Explain the spans of one depth. Return (segments, spans, woke, hops): explained parts; spans of wakers of the
-        other parts, for the next depth, with their `woke`, and the hops to them. `woke`: int64[spans], when the span's
-        thread woke the thread that waits for it. `first_hop`: row in `CriticalPath.hops` of the first new hop."""
+        other parts, for the next depth, with their `woke`, and the hops to them. `woke`: int64[spans], ns since the
+        origin, when the span's thread woke the one that waits for it. `first_hop`: row in `CriticalPath.hops` of the
+        first new hop. `follow`: if False, no wait is followed to its waker."""
         unknown, spans, woke = self._not_recorded(spans, woke)
         span_of, wait = self.overlapping(spans.track, spans.begin, spans.end)
         begin = np.maximum(self.begin[wait], spans.begin[span_of])

@@ -52,7 +52,8 @@ class Parallelism:
         return sum_by(np.minimum(self.number, most), self.length, most + 1)
 
     def sum_until(self, sums: I64, moment: I64) -> I64:
-        """Return int64[n]: ns before each moment in which one thread ran (`sums`: `alone`), or none (`none`)."""
+        """Return int64[n]: ns of the window before each moment in which exactly one thread ran (`sums`: the field
+        `alone`), or no thread (`sums`: the field `none`)."""
         return _at(self.time, sums, np.clip(moment, self.begin, self.end)).astype(np.int64)
 
 

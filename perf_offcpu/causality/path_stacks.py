@@ -81,7 +81,7 @@ def path_profile(profile: Profile, timeline: Timeline, path: CriticalPath) -> Pr
 
 
 def running_samples(profile: Profile, timeline: Timeline, path: CriticalPath) -> tuple[I64, I64]:
-    """Return int64[k] twice: the rows of CPU samples in RUNNING segments of their threads, and these segments."""
+    """Return int64[k] twice: rows of CPU samples in RUNNING segments of their threads; index of each one's segment."""
     moments = of_one_event(profile, np.flatnonzero(timeline.moments))
     if not len(path.begin_ns):
         return moments[:0], moments[:0]
@@ -99,7 +99,8 @@ def of_one_event(profile: Profile, rows: I64) -> I64:
 
 
 def _cells(profile: Profile, timeline: Timeline, path: CriticalPath, chains: Chains) -> tuple[I64, I64, I64, I64, I64]:
-    """Return columns, int64[m], a row for each stack: (chain, doing, stack, ns, number of segments or CPU samples)."""
+    """Return five int64[m], a row for each distinct stack of a path: chain (-1: of the root thread), Doing, row in the
+    profile's stacks (-1 none), ns, and number of segments, or of CPU samples where there are some."""
     chain = np.append(chains.of_hop, -1)[path.hop]
     stack = np.where(path.doing == Doing.WAITING, profile.samples.stack[path.wait], -1).astype(np.int64)
     doing, length = path.doing.astype(np.int64), path.length_ns
@@ -140,7 +141,8 @@ def _product(weight: I64, part: I64, total: I64) -> I64:
 
 
 def _frame_rows(profile: Profile, chains: Chains, chain: I64, doing: I64, stack: I64) -> Iterator[list[int]]:
-    """Yield the frames of each cell, leaf first: rows of `profile.frames`; larger numbers are states, then comms."""
+    """Yield the frames of each stack by `_cells` (`chain`, `doing`, `stack`), leaf first: rows of `profile.frames`;
+    numbers from its length on stand for _STATES, then for comms of wakers."""
     recorded_frames = len(profile.frames)
     state_frame = {state: recorded_frames + row for row, state in enumerate(_STATES)}
     first_comm = recorded_frames + len(_STATES)

@@ -113,7 +113,7 @@ class HashIndex:
         return rows
 
     def add(self, hashes: U64, rows: I32) -> bool:
-        """Add new hashes, each once, with rows. Return False if MAX_STEPS do not suffice: the index is now broken."""
+        """Add new hashes, each once, with rows. Return False, the index now broken, if MAX_STEPS find no free slot."""
         self._used += len(hashes)
         if 2 * self._used > len(self._rows):
             filled = np.flatnonzero(self._rows >= 0)

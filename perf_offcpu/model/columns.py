@@ -143,7 +143,8 @@ class Table:
         return table
 
     def renumbered(self, changes: Mapping[str, Renumber]) -> Self:
-        """Return the table with `changes[domain]` applied to the columns of that `Domain`; other columns are shared."""
+        """Return the table with `changes[domain]` applied to the columns whose values are of that `Domain` (rows in
+        another table, ids or times); other columns are shared."""
         domains = {name: declared.domain for name, declared in self.columns.items() if declared.domain in changes}
         return self.with_columns(**{name: changes[domain](getattr(self, name)) for name, domain in domains.items()})
 

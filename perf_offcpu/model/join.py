@@ -61,7 +61,7 @@ def shifted(by: int) -> Renumber:
 
 
 def renumbered(part: Part, changes: Mapping[str, Renumber]) -> Part:
-    """Return a recording or profile with `changes[domain]` applied to the columns of that domain in all tables."""
+    """Return a recording or profile with `changes[domain]` applied to the columns whose values are of that `Domain`."""
     tables: dict[str, Any] = {name: table.renumbered(changes) for name, table in tables_of(part).items()}
     return dataclasses.replace(part, **tables)
 

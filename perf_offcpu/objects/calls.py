@@ -48,14 +48,15 @@ def calls_at(image: ElfImage, offsets: U64) -> tuple[list[bytes], U64]:
 
 
 def _decode(image: ElfImage, offsets: U64) -> tuple[U64, U64]:
-    """Return uint64[n] twice: the address that instruction i calls, the slot that it calls through; else NO_ADDRESS."""
+    """Return uint64[n] twice: the address that each call instruction calls; the address of the GOT slot that it calls
+    through; else NO_ADDRESS. `offsets`: uint64[n], file offset of the last byte of each instruction."""
     text = np.frombuffer(_before(image, offsets), np.uint8).reshape(-1, _LONGEST)
     last_words = np.arange(len(text), dtype=np.int64) * _LONGEST + 3
     ends = file_offset_to_vaddr(image.loads, offsets) + np.uint64(1)
     targets, slots = (np.full(len(offsets), NO_ADDRESS) for _ in range(2))
 
     def put(column: U64, size: int, is_call: Bool, addresses: U64) -> None:
-        """Set column[i] = addresses[i] where a call of `size` bytes is in one segment with its return address."""
+        """Set column[i] = addresses[i] where `is_call`, and all `size` bytes of the instruction are in one segment."""
         rows = np.flatnonzero(is_call & (ends != 0) & (offsets >= np.uint64(size - 1)))
         if len(rows):
             begins = file_offset_to_vaddr(image.loads, offsets[rows] - np.uint64(size - 1))
@@ -85,7 +86,7 @@ def ends_call(image: ElfImage, offsets: U64) -> Bool:
 
 
 def _before(image: ElfImage, offsets: U64) -> bytes:
-    """Return the _LONGEST bytes up to and with each file offset (see `_bytes`), joined; each page is read once."""
+    """Return, joined, the _LONGEST bytes that end with the one at each file offset; zeros as by `_bytes`."""
     order, parts = np.argsort(offsets, kind="stable"), [b""] * len(offsets)
     page, kept = b"", -1
     for row, last in zip(order.tolist(), offsets[order].tolist(), strict=True):

@@ -135,7 +135,7 @@ def pids_of_dso(recording: Recording, dso: int) -> list[int]:
 
 
 def _recorded_until(meta: Meta) -> int:
-    """Return the wall-clock time in ns of the end of the recording plus 2 s; 0 if it is not known."""
+    """Return the time (wall clock, ns) after which a changed file is too young: end of recording + 2 s; 0 unknown."""
     if meta.wall_clock_ns and meta.last_ns > 0:
         return meta.wall_clock_ns + meta.last_ns - meta.wall_clock_at_ns + _ALLOWANCE_NS
     try:
@@ -211,7 +211,8 @@ def _open(path: str, search: Search, stack: ExitStack) -> ElfImage:
 
 def _acting_devices() -> frozenset[int]:
     """Return the device numbers of file systems below /proc and /sys, where reading can have effects, and links may
-    lead unseen. Without those of disks: containers mount files of their disk there, too, which are safe to read."""
+    lead unseen; none if the list of mounts is unreadable. Those of _STORAGE (disks, tmpfs, overlay) are left out:
+    containers mount such files there, too, which are safe to read."""
     try:
         return _acting_mounts(read_kernel("/proc/self/mountinfo"))
     except OSError:

@@ -242,8 +242,8 @@ def _parse_line(line: bytes) -> tuple[int, int, int] | None:
 
 
 def _not_replaced(start: U64, size: U64) -> I64:
-    """Return int64[k]: the ranges, of n from start[i] to start[i] + size[i], that no later range overlaps; a range that
-    wholly contains a later one stays, too. Takes time n log n."""
+    """Return int64[k], indices of those of n ranges, from start[i] to start[i] + size[i], that no later range overlaps;
+    a range that wholly contains a later one stays, too. Takes time n log n."""
     order = np.argsort(start, kind="stable")
     end = start + size
     if not np.any(start[order][1:] < np.maximum.accumulate(end[order])[:-1]):

@@ -51,7 +51,7 @@ class Symbols(Table):
 
 
 def alias_rank(untyped: Bool, weak: Bool, global_: Bool) -> U8:
-    """Return uint8[n], 0 best: the part of the module's rule 2 that does not depend on names. Arguments: bool[n]."""
+    """Return uint8[n], preference among symbols of one address, 0 best: typed, not weak, global. Arguments: bool[n]."""
     return (untyped * UNTYPED + weak * 2 + ~global_).astype(np.uint8)
 
 
@@ -68,7 +68,7 @@ def join(parts: Iterable[tuple[Symbols, bytes]]) -> tuple[Symbols, bytes]:
 
 
 class SymbolTable:
-    """Symbols by address: n ranges [start, end), uint64[n], by ascending, distinct starts; overlaps: see the module."""
+    """Symbols by address: n ranges [start, end), uint64[n], ascending, no two with one start; the innermost wins."""
 
     def __init__(self, rows: Symbols, strings: bytes) -> None:
         self._strings: bytes | memoryview = strings
@@ -142,7 +142,7 @@ def page_after(start: U64) -> U64:
 
 
 def _ends(rows: Symbols) -> U64:
-    """Return uint64[n]: the end of each symbol by the module's rule 1. `rows` are sorted by start."""
+    """Return uint64[n]: the end of each symbol; of size 0: the next start, at most `limit`. `rows`: sorted by start."""
     room = NO_ADDRESS - rows.start
     following = np.append(rows.start[1:], page_after(rows.start[-1:]))
     open_ended = np.maximum(rows.start, np.minimum(following, rows.limit))
@@ -160,7 +160,7 @@ def _labels_inside(rows: Symbols, end: U64) -> Bool:
 
 
 def _best_aliases(keep: I64, rows: Symbols, end: U64, strings: bytes) -> I64:
-    """Return those of the rows `keep` (sorted by start) that survive the module's rule 2: one for each start."""
+    """Return those of the rows `keep` (sorted by start) that names are taken from: the best one of each start."""
     start = rows.start[keep]
     first = np.append(True, start[1:] != start[:-1])[: len(keep)]
     group = np.cumsum(first)

@@ -44,7 +44,8 @@ class GroupTable:
 
 
 def group_table(profile: Profile, waits: Waits, keys: Sequence[str], limit: int | None) -> GroupTable:
-    """Sum samples by sort keys (`callpaths.keys`), at most `limit` rows; BLOCKED only sorts, if alone rows by class."""
+    """Sum samples by sort keys (`callpaths.keys`), at most `limit` rows. The key BLOCKED is no column: it sorts the
+    rows by time blocked; if it is the only key, rows are by class."""
     samples, by_blocked = profile.samples, BLOCKED in keys
     keys = [key for key in keys if key != BLOCKED] or ["class"]
     made = [column_of(key, profile, waits) for key in keys]

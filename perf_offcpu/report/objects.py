@@ -96,7 +96,7 @@ class LockTable:
 
 @mutable
 class _Hands:
-    """Times for which threads held objects, as columns: one row per (object, tid); of `is_held` one per object."""
+    """Times for which threads held objects, as columns: a row for each (object, tid); `is_held`: one per object."""
 
     is_held: Bool  # bool[objects], True if any wait for the object has a known holder
     rank: I64  # of the object in `_Objects`
@@ -149,7 +149,8 @@ class _Objects:
         return [ObjectRow(*row) for row in zip(*columns, strict=True)]
 
     def _held(self, rank_of_name: I64) -> _Hands:
-        """Return the times for which threads held kept objects. `rank_of_name`: int64[strings], rank or -1."""
+        """Return the times for which threads held kept objects. `rank_of_name`: int64[strings], the kept object with
+        this name, by weight from 0; -1 none."""
         with_holder = self.rank[(self.holders.held >= 0) & (self.rank >= 0)]
         is_held = np.bincount(with_holder, minlength=self.number) > 0
         time = held_time(self.profile, self.holders, np.append(is_held, False)[self.rank])

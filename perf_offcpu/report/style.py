@@ -134,13 +134,14 @@ class Column:
 
 
 def weights(title: str, values: Iterable[int | None], unit: str, style: Style, spare: int = 0) -> Column:
-    """Return a column of weights; `title` gets the style's unit if `unit` is "ns"; None is shown as not known."""
+    """Return a column of weights; `title` gets the style's unit if `unit` is "ns"; None is shown as not known. `spare`:
+    if the table is too wide, the column with the highest number goes; 0 stays."""
     shown_unit = f" {style.unit}" if unit == "ns" else ""
     return Column(f"{title}{shown_unit}", [amount(value, unit, style) for value in values], spare=spare)
 
 
 def times(title: str, values: Iterable[int | None], style: Style, spare: int = 0) -> Column:
-    """Return a column of times, given in ns, shown in the style's unit, which follows the title; None: not known."""
+    """Return a column of times, given in ns, shown in the style's unit, which follows the title; else as `weights`."""
     return weights(title, values, "ns", style, spare)
 
 
@@ -150,7 +151,7 @@ def shares(values: Iterable[int], whole: int) -> Column:
 
 
 def names(title: str, texts: Iterable[str], spare: int = 0) -> Column:
-    """Return a column of printable texts, aligned to the left."""
+    """Return a column of printable texts, aligned to the left. `spare`: as in `weights`."""
     return Column(title, list(texts), left=True, spare=spare)
 
 

@@ -127,7 +127,8 @@ class _Judge:
         self._names = {compat: syscall_names(arch, compat=compat) for compat in (False, True)}
 
     def syscall(self, evidence: Evidence, number: int) -> str:
-        """Return the system call's name, by `number` (decimal if nameless), if unknown by the stack; "" for none."""
+        """Return the name of a wait's system call: by `number` (in decimal if it has no name); by the stack if the
+        number is SYSCALL_UNKNOWN; "" for no call."""
         if number == SYSCALL_UNKNOWN:
             return evidence.entry_name
         return self._names[evidence.compat >= 0].get(number, str(number)) if number >= 0 else ""
@@ -198,9 +199,10 @@ _ANYWHERE = (WaitClass.RUNQUEUE, WaitClass.THROTTLED, WaitClass.STOPPED)
 
 
 def like_single_waits(profile: Profile, wait_class: U8, purpose: I32, undecided: Bool) -> tuple[U8, I32]:
-    """Return class and purpose of each sample. A sum of class OTHER, NETWORK or POLL takes the most frequent pair of
-    both among single waits with its pid, system call and innermost user frame; a sum of class LOCK only a pair of LOCK
-    or CHILD. `wait_class`, `purpose`: so far. `undecided`: bool[samples], True where no rule of a program decided."""
+    """Return class and purpose of each sample. A sample that sums short waits, of class OTHER, NETWORK or POLL, takes
+    the most frequent pair of both among single waits with its pid, system call and innermost user frame; one of class
+    LOCK only a pair of LOCK or CHILD. `wait_class`, `purpose`: so far. `undecided`: bool[samples], True where no rule
+    of a program decided."""
     samples = profile.samples
     is_wait, is_sum = profile.is_offcpu(), samples.has(SUM_FLAGS)
     is_comparable = is_wait & (samples.syscall >= 0) & (samples.stack >= 0)

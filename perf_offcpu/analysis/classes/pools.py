@@ -14,9 +14,10 @@ from perf_offcpu.symbolize.wait_objects.lock_facts import RARE, in_circle
 
 
 def waits_for_pools(profile: Profile, rule: I32, rules: Sequence[ProgramRule]) -> Bool:
-    """Return bool[samples]: True for waits for an item of a pool, by rules with the condition "brought": at the same
-    place (process and stack), threads that wait there, too, ended nearly all waits, in a circle. A pipeline of such
-    threads has none. `rule`: int32[samples], index into rules; -1 none."""
+    """Return bool[samples]: True for waits for an item of a pool, such as a connection that other threads give back.
+    Waits by rules with the condition "brought" are such if threads that wait at the same place (process and stack)
+    ended nearly all waits there, in a circle; in a pipeline, threads wake each other in no circle. `rule`:
+    int32[samples], index into `rules`; -1 none."""
     samples = profile.samples
     may_be = np.array([*(rule.condition == BROUGHT for rule in rules), False])[rule] & (samples.stack >= 0)
     ended = may_be & (samples.waker_tid > 0) & ~samples.has(SampleFlag.WAKER_INTERRUPT | SUM_FLAGS)

@@ -124,7 +124,8 @@ class _Stacks:
         return [*sets, 0], set_of_stack.reshape(-1).astype(np.int32)
 
     def _callers(self, programs: Rules, nodes: I64) -> tuple[list[int], I32]:
-        """Return distinct sets of rules, and int32[nodes]: that whose conditions on callers the node's caller meets."""
+        """Return (sets, row): distinct sets of rules on programs (bits), the first one empty; int32[n], index in sets:
+        the rules whose condition on callers the caller of each of `nodes` (rows in stacks) meets."""
         row_of_function = {0: 0}  # without a caller
 
         def of_caller(function: str) -> int:
@@ -146,7 +147,8 @@ class _Stacks:
         return values
 
     def _first(self, value_of_frame: I32, user_frames: int = 0) -> I32:
-        """Return int32[n]: the innermost value >= 0 of each stack, in its first `user_frames` user frames (0: all)."""
+        """Return int32[n]: the value of the innermost frame of each stack whose value is >= 0; -1 none. `user_frames`:
+        user frames to look at, from the leaf on; 0: all frames."""
         node = innermost_node(self.profile, self.stacks, value_of_frame >= 0, user_frames)
         value: I32 = np.full(len(node), _NONE, np.int32)
         is_node = node >= 0

@@ -20,7 +20,7 @@ class Work(enum.StrEnum):
 
 
 class Means(enum.IntEnum):
-    """Meaning of a futex, by the name of the function of libc or Go's runtime that waits for it."""
+    """Meaning of a futex, by the name of the function of a library or Go's runtime that waits for it."""
 
     LOCK = 0  # a lock that threads hold, a barrier or a join: never for work
     CONDITION = 1  # a condition variable, or what parks a thread until another thread unparks it
@@ -35,7 +35,7 @@ class ClassRow(NamedTuple):
     work: str = Work.BY_FUNCTION  # a `Work`
     functions: str = ""  # functions of the kernel
     syscalls: str = ""  # system calls that are used for nothing else
-    wrappers: str = ""  # functions of libc or Go's runtime
+    wrappers: str = ""  # functions of libraries or Go's runtime
     work_functions: str = ""  # functions of the kernel that wait for the next piece of work
     work_syscalls: str = ""  # system calls that wait for the next piece of work
 
@@ -106,13 +106,13 @@ def class_of_function(name: str) -> WaitClass | None:
 
 @functools.lru_cache(KEPT_NAMES)
 def class_of_wrapper(name: str) -> WaitClass | None:
-    """Return the class of waits in a function of libc or Go's runtime; None for other functions."""
+    """Return the class of waits in a library's or Go runtime's function, by its name alone; None for other names."""
     return next((class_ for class_ in CLASSES if matches(class_.row.wrappers, name)), None)
 
 
 @functools.lru_cache(KEPT_NAMES)
 def meaning_of_wrapper(name: str) -> Means | None:
-    """Return the meaning of the futex that a function of libc or Go's runtime waits for; None for other functions."""
+    """Return the meaning of the futex that a library's or Go runtime's function waits for; None for other names."""
     return next((means for means, rules in _MEANINGS.items() if matches(rules, name)), None)
 
 

@@ -16,9 +16,9 @@ _SCALE = 1 << 20
 
 
 class CpuWaits:
-    """Share of preemption in the time that threads seem to run. `queued`: int64[tracks], ns of preemption that were not
-    recorded as waits. `running`: int64[tracks], ns on a CPU, by the budgets. `share`: int64[tracks], `queued` as a part
-    of the time outside of single waits, in units of 2^-20."""
+    """Share of preemption in the time in which threads (`tracks`) seem to run. `queued`: int64[tracks], ns of
+    preemption that were not recorded as waits. `running`: int64[tracks], ns on a CPU, by the budgets. `share`:
+    int64[tracks], `queued` as a part of the time outside of single waits, in units of 2^-20."""
 
     def __init__(self, profile: Profile, tracks: Sequence[Track]) -> None:
         budget, samples = profile.budget, profile.samples
@@ -44,7 +44,7 @@ class CpuWaits:
         self.share: I64 = (self.queued.astype(np.float64) / wall * _SCALE).astype(np.int64)
 
     def of(self, track: I64, ns: I64) -> I64:
-        """Return int64[n]: the part of ns[i], time of thread track[i] outside of waits, in which it was preempted."""
+        """Return int64[n]: estimated ns of preemption in ns[i], a time of thread track[i] outside of waits."""
         high, low = np.divmod(ns, _SCALE)
         share = self.share[track]
         queued: I64 = high * share + low * share // _SCALE

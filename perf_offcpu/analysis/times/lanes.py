@@ -62,7 +62,7 @@ def task_lanes(profile: Profile) -> list[Lane]:
 
 
 def _of_tasks(loop: EventLoop) -> Iterator[tuple[_Key, _Span]]:
-    """Yield (key of its lane, span) for each task in a reading of an event loop."""
+    """Yield (key, span) for each task in a reading of an event loop; spans with equal keys are one lane."""
     for group in groups_of(loop) if all(task.name != GOROUTINES for task in loop.tasks) else ():
         text = {RUNNING: "runs, and blocks the loop"}.get(group.waits_for, group.waits_for)
         text += f" in {group.function}" if group.function else ""
@@ -74,7 +74,7 @@ def _of_tasks(loop: EventLoop) -> Iterator[tuple[_Key, _Span]]:
 
 
 def _of_goroutines(loops: list[EventLoop]) -> Iterator[tuple[_Key, _Span]]:
-    """Yield (key of its lane, span) for each reading, awaited thing and function of goroutines."""
+    """Yield (key, span) for each process, reading, awaited thing and function of goroutines; equal keys: one lane."""
     sums: Counter[tuple[int, int, int, tuple[str, str]]] = Counter()
     for loop in loops:
         for task in loop.tasks:

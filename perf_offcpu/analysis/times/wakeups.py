@@ -71,8 +71,9 @@ def queued_ns(samples: ProfileSamples, timeline: Timeline) -> I64:
 
 
 def mark_lengths(timeline: Timeline, queued_ns: I64, track: I64, at_ns: I64) -> I64:
-    """Return int64[k]: ns of each mark, which begins at at_ns[i] on track[i] and ends before the next mark, or begin,
-    wake-up or end of a wait there; at most _MARK_NS. `queued_ns`: int64[samples], by the function `queued_ns`."""
+    """Return int64[k], ns: how long the mark of each wake-up is drawn on the waker's track, `track[i]`. It begins at
+    at_ns[i] and ends before the next mark, or begin, wake-up or end of a wait there; at most _MARK_NS. `queued_ns`:
+    int64[samples], by the function `queued_ns`."""
     rows = np.flatnonzero(timeline.waits)
     rows = rows[stable_order(timeline.track[rows])]
     edges = np.empty(3 * len(rows), np.int64)

@@ -136,7 +136,8 @@ _DTYPES: Final = {"head": "<u8", "sections": "<u8", "segments": "<u8", "names": 
 
 
 def read_headers(source: Source, cache: DiskCache | None = None) -> dict[str, Array]:
-    """Return the columns of the module's docstring by name, from the cache if kept there. Errors as in `elf.image`."""
+    """Return arrays by name: head, sections, segments, names and build_id of an ELF file. Get them from the cache, else
+    parse the file and write them to the cache. Errors as in `elf.image`."""
     if cache is None:
         return _parse(source)
     name = cache_name(KIND, b"", source.identity)

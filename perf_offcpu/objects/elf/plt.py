@@ -107,7 +107,8 @@ def _stubs_of_arm64(image: ElfImage, section: Section) -> Stubs:
 
 
 def slot_names(image: ElfImage, known_symbols: Sequence[tuple[Symbols, bytes]], slots: U64) -> Names:
-    """Return slot → function by its relocation. `slots`: uint64, ascending. `known_symbols`: as in `plt_symbols`."""
+    """Return address of a slot of the GOT → name of the function that its relocation puts there. `slots`: uint64, the
+    addresses, ascending. `known_symbols`: as in `plt_symbols`."""
     names: Names = {}
     dynamic = image.section_of_type(elf.SectionType.DYNSYM)
     sections = map(image.section_named, (b".rela.dyn", b".rela.plt")) if len(slots) else ()

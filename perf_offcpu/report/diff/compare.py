@@ -140,7 +140,8 @@ class _Comparer:
         return Table(keys, rows, more, left_out, errors, groups)
 
     def _error(self, group_of_side: tuple[I64, I64], groups: int, before: F64, after: F64) -> F64:
-        """Return float64[groups]: the standard error of each change, by the lengths of waits."""
+        """Return float64[groups]: standard error of each group's change, by the lengths of its waits. `group_of_side`:
+        group of each sample of the older recording, then of the newer one. `before`, `after`: scaled weights."""
         variance, doubtful = (before**2 + after**2) * _CLOCK_ERROR**2, np.zeros(groups)
         for part, side, sign in zip(group_of_side, self.sides, (-1, 1), strict=True):
             steady = self.per.is_steady and side.is_offcpu

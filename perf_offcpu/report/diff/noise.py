@@ -59,7 +59,7 @@ class RecordedTime:
         return cls(edges, float((edges[1::2] - edges[::2]).sum()))
 
     def slices(self, times: I64) -> F64:
-        """Return float64[n]: the place of each time (ns) in the recorded time, in slices, from 0 to SLICES."""
+        """Return float64[n]: place of each time (ns) in the recorded time, from 0 to SLICES; gaps take no room."""
         lengths = np.diff(self.edges, prepend=self.edges[:1])
         lengths[::2] = 0  # gaps
         passed = np.cumsum(lengths)

@@ -143,7 +143,8 @@ def named_objects(profile: Profile) -> U32:
 
 
 def _peers(profile: Profile, holders: Holders) -> I64:
-    """Return int64[samples]: the column `Cells.peer`."""
+    """Return int64[samples], who held the awaited object or ended the wait: row in strings of the comm * 3 + index in
+    _ROLES; -1 not known."""
     samples = profile.samples
     is_lock = np.isin(np.append(profile.objects.kind, np.uint16(0))[samples.object], LOCKS)
     woken = (samples.waker_tid > 0) & ~samples.has(SampleFlag.WAKER_INTERRUPT)
@@ -193,7 +194,7 @@ def _cause(profile: Profile, waits: Waits, causes: Causes, cells: Cells) -> Caus
 
 
 def _object(profile: Profile, cells: Cells) -> tuple[str, str]:
-    """Return (`Place.object`, `Place.mostly`): one is the object with most of the weight, or both are ""."""
+    """Return (name, "") if an object has SOLE_PERCENT of the weight, ("", name) if more than half, else ("", "")."""
     first, group_of = group(cells.object)
     sums = sum_by(group_of, cells.weight, len(first)).tolist()
     most = max(range(len(first)), key=lambda index: sums[index], default=-1)
