@@ -23,7 +23,7 @@ def used_nodes(profile: Profile, leaves: I64) -> Bool:
 
 
 def used_frames(profile: Profile, leaves: I64) -> Bool:
-    """Return bool[frames]: True for the frames of some stacks. `leaves`: rows in stacks; -1 no stack."""
+    """Return bool[frames]: True for the frames of the stacks that end in `leaves` (rows in stacks; -1 no stack)."""
     used = np.zeros(len(profile.frames), np.bool_)
     used[profile.stacks.frame[used_nodes(profile, leaves)]] = True
     return used

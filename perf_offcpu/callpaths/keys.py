@@ -60,7 +60,7 @@ def cgroup_label(profile: Profile, cgroup: int) -> str:
 
 
 def _container(profile: Profile) -> tuple[I64, Label]:
-    """Return what `column_of` returns, for names of containers and services, by the paths of cgroups."""
+    """Return column and labels, as `column_of`, of names of containers and services, by the paths of cgroups."""
     values, row_of = np.unique(profile.samples.cgroup, return_inverse=True)
     names = [container_of(profile.cgroups.get(cgroup, "")) for cgroup in values.tolist()]
     labels, column = np.unique([printable(name) or UNKNOWN for name in names], return_inverse=True)
@@ -102,7 +102,8 @@ def _state(profile: Profile) -> tuple[I64, Label]:
 
 
 def _waker(profile: Profile) -> tuple[I64, Label]:
-    """Return what `column_of` returns, for the waker's comm. All interrupts are one value; sums have no waker."""
+    """Return column and labels, as `column_of`, of the waker's comm. All interrupts are one value; sums have no
+    waker."""
     samples = profile.samples
     column = profile.comms_at(samples.waker_tid, samples.wakeup_ns)
     column[is_idle_task(samples.waker_tid)] = _IDLE_TASK
@@ -114,7 +115,7 @@ def _waker(profile: Profile) -> tuple[I64, Label]:
 
 
 def object_column(profile: Profile, *, lasting: bool = False) -> tuple[I64, Label]:
-    """Return what `column_of` returns, for objects; `lasting`: names without addresses and ids, for comparisons."""
+    """Return column and labels, as `column_of`, of objects; `lasting`: names without addresses and ids, to compare."""
     samples, objects, strings = profile.samples, profile.objects, profile.strings
     named, names = samples.object >= 0, objects.stable if lasting else objects.name
     column = np.append(names, 0).astype(np.int64)[samples.object]

@@ -118,7 +118,7 @@ class _Spans(Table):
 
 
 class _Walk(WaitTable):
-    """Explains what threads did in spans of time, all spans of one depth at once."""
+    """Explains what threads did in spans of time, all spans of one depth (hops from the root thread) at once."""
 
     def explain(self, spans: _Spans, woke: I64, first_hop: int, *, follow: bool) -> tuple[_Spans, _Spans, I64, Hops]:
         """Explain the spans of one depth. Return (segments, spans, woke, hops): explained parts; spans of wakers of the

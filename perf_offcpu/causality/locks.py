@@ -70,7 +70,8 @@ def deadlocks_of(profile: Profile, waits: Waits, holders: Holders) -> list[list[
 
 
 def _ended_circles(samples: ProfileSamples, holders: Holders, begin: I64, end: I64) -> list[list[int]]:
-    """Return circles of waits for locks that a timeout broke, as rows of samples; one for each set of threads."""
+    """Return circles of waits for locks that a timeout broke, as rows of samples; one for each set of threads. `begin`,
+    `end`: of each wait, by `spans_of`."""
     has_holder = (holders.held >= 0) & ~samples.has(SampleFlag.STILL_BLOCKED | SUM_FLAGS)
     timed_out = has_holder & samples.has(SampleFlag.WAKER_INTERRUPT)
     circles: dict[frozenset[int], list[int]] = {}

@@ -39,7 +39,7 @@ class Parallelism:
     alone_by: I64  # int64[tracks], ns in which no other thread ran
 
     def numbers_at(self, moment: I64) -> I64:
-        """Return int64[n]: the number of running threads from each moment on; 0 outside of the window."""
+        """Return int64[n]: number of running threads at each moment, ns since the origin; 0 outside of the window."""
         if not len(self.number):
             return np.zeros(len(moment), np.int64)
         row = np.searchsorted(self.time, moment, "right") - 1

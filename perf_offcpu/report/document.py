@@ -23,7 +23,7 @@ _SAMPLING = "period_ns longest_period_ns waits waits_ns estimated_waits estimate
 
 
 def document(summary: Summary) -> dict[str, Any]:
-    """Return the summary as dicts, lists, integers and printable texts."""
+    """Return the summary as dicts, lists, integers and printable texts, for `--json`."""
     meta, event, objects = summary.meta, summary.beside, summary.objects
     machine = fields(meta, "file=source hostname os_release arch cpus=nr_cpus")
     command = {"command": list(map(printable, meta.cmdline)), **fields(meta.sampling, "stack_period_ns")}
@@ -141,7 +141,7 @@ def _object(row: ObjectRow) -> dict[str, Any]:
 
 
 def lock_fields(lock: LockRow) -> dict[str, Any]:
-    """Return a lock as fields of a document; `role` says whether `hands` are threads that held or released it."""
+    """Return a lock as a dict, for `--json`; `role` says whether `hands` are threads that held or released it."""
     counts = fields(lock, "queue hand_overs changed weight_known weight_unknown waiting_in")
     hands = [
         fields(hand, "comm pid tid weight times function") | {"frames": list(map(frame, hand.frames))}
@@ -151,7 +151,7 @@ def lock_fields(lock: LockRow) -> dict[str, Any]:
 
 
 def deadlock_fields(circles: list[list[DeadThread]]) -> dict[str, Any]:
-    """Return circles of waiting threads as fields of a document: `timed_circles` have a timeout, `deadlocks` none."""
+    """Return circles of waiting threads as a dict, for `--json`: `timed_circles` have a timeout, `deadlocks` none."""
     columns = "comm pid tid lock function weight began_before asked_ns is_over"
     documents: dict[str, Any] = {"deadlocks": [], "timed_circles": []}
     for circle in circles:

@@ -98,17 +98,17 @@ def fields(row: object, names: str) -> dict[str, Any]:
 
 
 def total_fields(total: Total) -> dict[str, Any]:
-    """Return a total as fields of a document; sums of unknown numbers make `count` a lower bound, `average` null."""
+    """Return a total as a dict, for `--json`; sums of unknown numbers make `count` a lower bound, `average` None."""
     return fields(total, "weight count count_is_exact average longest")
 
 
 def frame(name: Name) -> dict[str, str]:
-    """Return a frame as fields of a document."""
+    """Return a frame as a dict of its name, dso and kind, for `--json`."""
     return {"name": name.label, "dso": name.dso, "kind": NameKind(name.kind).name.lower()}
 
 
 def cut_fields(more: tuple[int, int]) -> dict[str, int]:
-    """Return rows over a limit as fields of a document: their number and weight."""
+    """Return the number and weight of rows over a limit as a dict, for `--json`."""
     return {"rows": more[0], "weight": more[1]}
 
 

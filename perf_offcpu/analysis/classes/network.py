@@ -207,7 +207,8 @@ def tcp_causes(samples: SampleColumns, operation: U8, inward: Bool, since: Befor
 
 def _is_new(samples: SampleColumns, received_ago: I64, length: I64) -> Bool:
     """Return bool[n]: True where the handshake ended during the wait, or has not ended. At its end the kernel sets the
-    time at which data was last received, though none was."""
+    time at which data was last received, though none was. `received_ago`: ns from then to the sample. `length`: ns of
+    the wait."""
     made = (samples.tcp_segments_in == 0) & (received_ago <= length) & (samples.tcp_state == 1)
     same = samples.tcp_sent_ticks == samples.tcp_received_ticks  # nor was data sent
     is_new: Bool = (samples.tcp_state == _SYN_SENT) | (made & same)

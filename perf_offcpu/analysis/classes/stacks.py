@@ -27,7 +27,7 @@ _NO_SUFFIX = re.compile(r"(?!)")
 
 
 class Evidence(NamedTuple):
-    """Results of all rules for one stack; stacks with equal results share a tuple. -1: no function matched."""
+    """What the names of functions tell about a stack's waits; stacks with equal results share a tuple. -1: nothing."""
 
     in_kernel: int  # WaitClass by functions of the kernel
     in_user: int  # WaitClass by wrappers

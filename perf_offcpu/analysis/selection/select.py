@@ -215,7 +215,7 @@ def select_events(profile: Profile, names: Sequence[str] = ()) -> Profile:
 
 def event_rows(profile: Profile, names: Sequence[str] = ()) -> I32:
     """Return int32[k]: the rows in `profile.evsels` of the named events, ascending. Default: the off-cpu events of the
-    recording; if it has none, the first event that has samples."""
+    recording; if it has none, the first event that has samples. Raise UsageError for a name that no event has."""
     return distinct(np.array(_named(profile, names) if names else _default(profile), np.int32))
 
 

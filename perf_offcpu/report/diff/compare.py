@@ -158,7 +158,7 @@ class _Comparer:
         return np.sqrt(variance + np.abs(doubtful))
 
     def _error_of_slices(self, group_of_side: tuple[I64, I64], wanted: Bool) -> F64:
-        """Return float64[groups]: the standard error of each change, by slices of time; 0 where not `wanted`."""
+        """Return float64[groups]: standard error of each change, by slices of time; 0 if not `wanted`. See `_error`."""
         error = np.zeros(len(wanted))
         if not self.per.is_steady or not wanted.any():
             return error

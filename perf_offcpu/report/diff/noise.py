@@ -121,7 +121,8 @@ def variance_between_slices(samples: ProfileSamples, group_of: I64, groups: int,
 
 
 def _of_neighbours(sums: F64) -> F64:
-    """Return float64[groups]: the variance of each group's total. `sums`: float64[groups, slices], in order of time."""
+    """Return float64[groups]: variance of each total, by neighbouring slices. `sums`: float64[groups, slices], by
+    time."""
     slices = sums.shape[1]
     variance: F64 = (np.diff(sums, axis=1) ** 2).sum(axis=1) * (slices / (2 * (slices - 1)))
     return variance

@@ -60,7 +60,8 @@ def side_of(
     profile: Profile, events: Sequence[str], per: Per, units: float, windows: Sequence[Window], *, whole: bool
 ) -> Side:
     """Prepare the samples of the named events of a recording. `units`: units of work in it, if `per` is "unit".
-    `whole`: the profile has all samples of each thread; else no thread is judged idle."""
+    `whole`: the profile has all samples of each thread; else no thread is judged idle. Raise UsageError if `per` is
+    "second", and the duration is not known."""
     rows = event_rows(profile, events)
     chosen = np.isin(profile.samples.evsel, rows)
     subject = profile.select(chosen)

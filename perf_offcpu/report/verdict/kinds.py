@@ -151,8 +151,8 @@ def _naps(
 
 
 def _ticks(subject: Profile, is_sleep: Bool, does_nothing: Bool) -> Bool:
-    """Return bool[waits]: True if the thread does nothing from its first sleep to its last, of _TICKS or more. It may
-    have started the program before."""
+    """Return bool[waits]: True if the thread has _TICKS sleeps (`is_sleep`) or more, and `does_nothing` for nearly all
+    of the time from the first to the last. It may have started the program before."""
     samples = subject.samples
     first, thread_of = group(samples.tid, samples.pid)
     begin, end = np.full(len(first), np.iinfo(np.int64).max), np.zeros(len(first), np.int64)
