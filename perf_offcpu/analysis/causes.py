@@ -47,7 +47,7 @@ class Causes:
 
 
 def causes_of(profile: Profile, waits: Waits) -> Causes:
-    """Return the function that explains the wait of each sample; see the module. `waits`: `classify(profile)`."""
+    """Return the program's function that explains each sample's wait, else the call. `waits`: `classify(profile)`."""
     samples, frames, strings = profile.samples, profile.frames, profile.strings
     is_loop = waits.for_work & np.isin(waits.wait_class, (WaitClass.POLL, WaitClass.NETWORK))
     first, group_of = group(samples.stack, waits.rule, waits.syscall, is_loop.view(np.uint8))

@@ -46,7 +46,7 @@ class Holders:
     refused: int  # number of samples whose recorded holder is not used
 
     def known(self) -> I32:
-        """Return int32[n]: the holder; if it is unknown, the releaser; -1 if both are."""
+        """Return int32[n]: tid of the awaited lock's holder; if unknown, of its releaser; -1 if neither is known."""
         return np.where(self.held >= 0, self.held, self.released)
 
 
@@ -91,7 +91,7 @@ def _ended_with_process(profile: Profile, rows: I64) -> Bool:
 
 
 def is_shared(profile: Profile) -> Bool:
-    """Return bool[samples]: True if the object is in shared memory, or several processes wait for its name."""
+    """Return bool[samples]: True if the awaited object is in shared memory, or several processes wait for its name."""
     samples = profile.samples
     name = np.append(profile.objects.name, 0)[samples.object].astype(np.int64)
     first, _ = group(name, samples.pid)

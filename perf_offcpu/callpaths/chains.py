@@ -51,7 +51,7 @@ def direct_wakers(profile: Profile, options: PathOptions, *, shown: bool = True)
 
 
 def waker_chains(profile: Profile, options: PathOptions) -> WakerChains:
-    """Return the chains of all samples, of up to MAX_HOPS hops; see the module. The profile has all threads."""
+    """Return for each sample who woke the thread, who that one, …, up to MAX_HOPS. The profile has all threads."""
     chains = direct_wakers(profile, options)
     first, stack = chains.hops[0]
     table = WaitTable(profile, timeline_of(profile))

@@ -102,8 +102,7 @@ def _state(profile: Profile) -> tuple[I64, Label]:
 
 
 def _waker(profile: Profile) -> tuple[I64, Label]:
-    """Return column and labels, as `column_of`, of the waker's comm. All interrupts are one value; sums have no
-    waker."""
+    """Return column and labels, as `column_of`, of wakers' comms. All interrupts are one value; sums have no waker."""
     samples = profile.samples
     column = profile.comms_at(samples.waker_tid, samples.wakeup_ns)
     column[is_idle_task(samples.waker_tid)] = _IDLE_TASK

@@ -153,7 +153,7 @@ class _Walk(WaitTable):
 
 
 def _without_pauses(path: _Spans, pauses: I64) -> _Spans:
-    """Return the path, by time, cut at the edges of `pauses` (int64[k, 2]), in which RUNNING becomes NOT_RECORDED."""
+    """Return the path, by time, cut at `pauses` (int64[k, 2]: begin, end), with NOT_RECORDED for RUNNING in them."""
     edges = pauses.reshape(-1)
     span = np.searchsorted(path.begin, edges, "right") - 1
     cuts = (span >= 0) & (path.begin[span] < edges) & (edges < path.end[span]) & (path.doing[span] == Doing.RUNNING)

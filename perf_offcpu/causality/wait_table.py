@@ -75,7 +75,7 @@ class WaitTable:
 
 
 def ranges(first: I64, last: I64) -> tuple[I64, I64]:
-    """Return (range_of, number), int64[k] each: the numbers first[i] … last[i] - 1 of each range i, and that i."""
+    """Return (range_of, number), int64[k] each: (i, number) for each number from first[i] to last[i] - 1."""
     count = last - first
     range_of = np.repeat(np.arange(len(first)), count)
     return range_of, np.arange(len(range_of)) - np.repeat(np.cumsum(count) - count, count) + first[range_of]

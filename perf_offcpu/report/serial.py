@@ -162,7 +162,7 @@ def _rows(
 
 
 def _lone_waits(profile: Profile, table: WaitTable, parallelism: Parallelism, chosen: Bool) -> list[LoneWaits]:
-    """Return waits of the chosen threads at whose end a single thread ran, in sums, by `LoneWaits.one`, descending."""
+    """Return waits of `chosen` threads at whose end a single thread ran, in sums; most time with one thread first."""
     is_chosen = np.append(chosen, np.zeros(len(table.tracks) - len(chosen), np.bool_))[table.track]
     before = parallelism.numbers_at(table.queued - 1)
     ends = (table.queued > parallelism.begin) & (table.queued <= parallelism.end) & (table.queued > table.begin)

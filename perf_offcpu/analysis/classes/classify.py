@@ -69,7 +69,7 @@ class Waits:
 
     @property
     def for_work(self) -> Bool:
-        """Return bool[n]: True for waits for the next piece of work; see the module."""
+        """Return bool[n]: True for waits that another thread, or the outside, ends with the next piece of work."""
         for_work: Bool = self.purpose > 0
         return for_work
 

@@ -35,14 +35,14 @@ class Rules:
         self._without_frames = sum(1 << bit for bit, rule in enumerate(self.rules) if not rule.frames)
 
     def of_function(self, function: str) -> int:
-        """Return the set of the rules whose condition on frames the name of a function meets."""
+        """Return the set (bit i: `rules[i]`) of the rules whose condition on frames the name of a function meets."""
         if not fits(self._any_frame, function):
             return 0
         ruled = ((bit, rule.frames) for bit, rule in enumerate(self.rules) if rule.frames)
         return sum(1 << bit for bit, frames in ruled if fits(frames, function))
 
     def of_caller(self, function: str) -> int:
-        """Return the set of the rules whose condition on callers the name of a function meets."""
+        """Return the set (bit i: `rules[i]`) of the rules whose condition on callers the name of a function meets."""
         ruled = ((bit, rule.callers) for bit, rule in enumerate(self.rules) if rule.callers)
         return sum(1 << bit for bit, callers in ruled if fits(callers, function))
 

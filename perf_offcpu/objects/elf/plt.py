@@ -39,7 +39,7 @@ Names = dict[int, bytes]
 
 @frozen
 class Stubs:
-    """Stubs of one PLT section, as columns."""
+    """Stubs (jumps to functions of other files) of one PLT section, as columns."""
 
     section: Section
     starts: U64  # the address of each stub

@@ -76,10 +76,11 @@ def variance_by_length(
     stack_period_ns: int = 0,
     whole_ns: float = math.inf,
 ) -> tuple[F64, F64]:
-    """Return (variance, doubtful), float64[groups], of the weight of each group, by the lengths of its waits;
-    `doubtful`: doubtful part of the reduction (see the module). Variance of a change: sum of both + |difference of both
-    `doubtful`|. `threshold_ns`: upper bound of waits in sums; -1 unknown. `stack_period_ns`: period by which stacks of
-    sums were drawn. `whole_ns`: recorded time, the longest that a thread can wait; inf if the load is not steady."""
+    """Return (variance, doubtful), float64[groups], of the weight of each group, by the lengths of its waits.
+    `doubtful`: what `variance` may lack: it is reduced for threads that wait nearly all the time, which few waits do
+    not prove. Variance of a change: sum of both recordings' variances + |difference of both `doubtful`|.
+    `threshold_ns`: upper bound of waits in sums; -1 unknown. `stack_period_ns`: period by which stacks of sums were
+    drawn. `whole_ns`: recorded time, the longest that a thread can wait; inf if the load is not steady."""
     first, cell = group(group_of, samples.pid, samples.tid)
     weight, waits = (sum_by(cell, values, len(first)) for values in (samples.period, samples.count))
     squares = np.bincount(cell, _squares(samples, threshold_ns), len(first))
@@ -121,8 +122,7 @@ def variance_between_slices(samples: ProfileSamples, group_of: I64, groups: int,
 
 
 def _of_neighbours(sums: F64) -> F64:
-    """Return float64[groups]: variance of each total, by neighbouring slices. `sums`: float64[groups, slices], by
-    time."""
+    """Return float64[groups]: variance of each total, by neighbouring slices. `sums`: [groups, slices], by time."""
     slices = sums.shape[1]
     variance: F64 = (np.diff(sums, axis=1) ** 2).sum(axis=1) * (slices / (2 * (slices - 1)))
     return variance

@@ -130,7 +130,7 @@ def by_keys(old: Side, new: Side, keys: Sequence[str]) -> Groups:
 
 
 def by_function(old: Side, new: Side) -> Groups:
-    """Return groups by FUNCTION_KEYS."""
+    """Return groups by wait class, program and meaning of a rule, and function (FUNCTION_KEYS; "" in a run queue)."""
 
     def values(side: Side) -> tuple[I64, list[tuple[str, ...]]]:
         waits, names = side.waits, side.causes.names

@@ -189,7 +189,8 @@ def _processes(profile: Profile, budget: Budget) -> str:
 
 
 def _waits_for_cpu(profile: Profile, budget: Budget, busy: Cells, options: Sequence[tuple[str, str]]) -> list[Cause]:
-    """Return [the cause `waiting for a CPU`], by budgets, else by recorded waits; [] if no thread waited for a CPU."""
+    """Return [the cause `waiting for a CPU`], by budgets, else by recorded waits (`busy`, those of threads that are not
+    idle); [] if no thread waited for a CPU. `options`: of the command line, kept in `Cause.command`."""
     lives = counted_lives(replace(profile, budget=budget)) if len(budget) else None
     pid, tid, comm, weight = (
         (lives.pid.astype(np.int64), lives.tid.astype(np.int64), lives.comm, lives.runnable)
@@ -287,7 +288,7 @@ def _with_cgroups(cause: Cause, subject: Profile, waits: Waits) -> Cause:
 
 
 def _with_command(cause: Cause, options: Sequence[tuple[str, str]]) -> Cause:
-    """Return the cause with the command line that shows it."""
+    """Return the cause with the command line that shows it. `options`: (option, value) of the present one, kept."""
     comms = list(cause.threads.comms)
     named = len(comms) == 1 and re.fullmatch(r"[\w.:+][\w.:+-]*", comms[0])
     view = ["--class", cause.wait_class, *(["--comm", comms[0]] if named else [])]
