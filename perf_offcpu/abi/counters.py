@@ -160,7 +160,7 @@ the place of its object, whose address the frames of the interpreter have. `:apa
 
 
 def payload_layout(payload: bytes, order: Order) -> Layout:
-    """Return the layout of a raw payload of `offcpu-counters`, by its magic; COUNTERS for an unknown magic."""
+    """Return the layout of a payload of `offcpu-counters` or `offcpu-task`, by its magic; COUNTERS if it is unknown."""
     magic = to_int(payload[:4], order)
     if magic == BUDGET_MAGIC:
         return Layout(BUDGETS.name, *_HEAD, Field("budgets", budget_layout(payload, order), count="nr"))

@@ -32,7 +32,7 @@ class Kind(enum.IntEnum):
 
 
 class WaitFlag(enum.IntFlag):
-    """Bits: begin and end of a wait, and form of its sample."""
+    """Flags of an off-cpu sample: how its wait began or ended, and whether its weight, object or time is a guess."""
 
     PREEMPTED = 1 << 0  # stayed runnable (preempted, or it yielded): the wait is run-queue delay, or see THROTTLED
     WAKER_INTERRUPT = 1 << 1  # woken from an interrupt: the waker is the task that the interrupt hit, 0 for an idle CPU

@@ -6,7 +6,7 @@ import enum
 
 
 class TaskState(enum.IntFlag):
-    """Bits of `task_struct.__state` that a sleeping task can have."""
+    """State bits of a task that does not run: of `task_struct.__state`, but EXIT_… of `task_struct.exit_state`."""
 
     INTERRUPTIBLE, UNINTERRUPTIBLE, STOPPED, TRACED = 0x1, 0x2, 0x4, 0x8
     EXIT_DEAD, EXIT_ZOMBIE, PARKED, NOLOAD = 0x10, 0x20, 0x40, 0x400

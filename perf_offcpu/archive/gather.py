@@ -204,7 +204,7 @@ class SymbolSaver:
 
 
 def _relative(path: str) -> str:
-    """Return the directory of an object in the store: its path, or `other/NAME` if `refusal` rejects that path."""
+    """Return the directory of an object in the store: its path, or `other/NAME` if that is no fit path (`refusal`)."""
     if path == VDSO or refusal(path) is None:
         return path.lstrip("/")
     return f"other/{os.path.basename(path) or 'object'}".replace("..", "__")

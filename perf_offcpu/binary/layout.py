@@ -84,7 +84,7 @@ class Field:
     doc: str = ""  # meaning and unit, for `dump` and the documents
 
     def present(self, shape: Shape) -> bool:
-        """Return True if records of this shape have the field (`if_`)."""
+        """Return True if records of this shape have the field: by its condition `if_`, or always if it has none."""
         if self.if_ is None:
             return True
         if isinstance(self.if_, enum.IntFlag):

@@ -68,7 +68,7 @@ def is_counters(spec: EventSpec) -> bool:
 
 @mutable
 class CollectorAccount:
-    """Adds up times, losses, budgets and wait objects of the `offcpu-counters` samples; all 0 or empty without them."""
+    """Adds up times, losses and tables of the recorder's own samples (`offcpu-counters`, `offcpu-task`), if any."""
 
     # begin_ns, end_ns: CLOCK_MONOTONIC: waits that end in between are in the file
     begin_ns: int = 0
@@ -86,7 +86,7 @@ class CollectorAccount:
     objects: dict[int, ObjectRow] = field(default_factory=dict)  # wait objects by id
 
     def take(self, payloads: Iterable[bytes], order: Order, counters: Losses) -> None:
-        """Add payloads of `offcpu-counters` samples, distinguished by their magic; damaged ones count as BAD_SAMPLE."""
+        """Add raw `offcpu-counters` and `offcpu-task` payloads; count damaged ones in `counters` as BAD_SAMPLE."""
         for payload in payloads:
             try:
                 self._take(payload, order)
@@ -94,7 +94,7 @@ class CollectorAccount:
                 counters.add(losses.BAD_SAMPLE)
 
     def _take(self, payload: bytes, order: Order) -> None:
-        """Add one payload; raise LayoutError if it is damaged."""
+        """Add one payload of the recorder, whose magic tells its layout; raise LayoutError if it is damaged."""
         magic = to_int(payload[:4], order)
         if magic == layouts.BUDGET_MAGIC:
             self.budgets.append(read_budgets(payload, order))
@@ -140,13 +140,14 @@ class CollectorAccount:
             self._note(cause, counter["events"], min(counter["ns"], 2**63 - 1))
 
     def _note(self, cause: LossCause, events: int, ns: int) -> None:
-        """Add events and ns to `notes`; of STACK_PERIOD, SAMPLING_PERIOD and THRESHOLD_RAISED keep the largest ns."""
+        """Add events and ns of one counter of the recorder to `notes[cause.name]`; of STACK_PERIOD, SAMPLING_PERIOD and
+        THRESHOLD_RAISED, keep the largest ns instead of the sum."""
         count, known_ns = self.notes.get(cause.name, (0, 0))
         is_sum = cause not in (losses.STACK_PERIOD, losses.SAMPLING_PERIOD, losses.THRESHOLD_RAISED)
         self.notes[cause.name] = count + events, known_ns + ns if is_sum else max(known_ns, ns)
 
     def parts(self) -> Spans:
-        """Return (begin, end) of each span between pauses, ns, ascending; () without pauses."""
+        """Return (begin, end) in ns of each span that was recorded between pauses, ascending; () without pauses."""
         spans = united(span for span in self.spans if span[0] > 0)  # others are damaged
         return tuple(spans) if len(spans) > 1 else ()
 
@@ -170,8 +171,8 @@ def read_functions(payload: bytes, order: Order) -> dict[tuple[int, int], Functi
 
 
 def read_loop_tasks(payload: bytes, order: Order, by_line: dict[bytes, LoopTask]) -> tuple[_Reading, list[LoopTask]]:
-    """Return (reading, its tasks) of a TASKS payload; LayoutError if damaged. `by_line`: line of a payload → task, for
-    equal lines of many readings; new lines are added."""
+    """Return (reading, tasks) of a TASKS payload: fields of EventLoop before its tasks, and the tasks; LayoutError if
+    damaged. `by_line`: line of a payload → task, which equal lines share; new lines are added."""
     values = layouts.TASKS.unpack(payload, order)
     ids, times = (values["pid"], values["tid"]), (values["switch_out_ns"], values["read_ns"], values["weight_ns"])
     lines = values["text"].strip(b"\0\n").split(b"\n") if values["nr"] else []

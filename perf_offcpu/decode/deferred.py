@@ -203,7 +203,7 @@ class DeferredMatcher:
 def deferred_as_samples(recording: Recording) -> Recording:
     """Return the recording with each deferred callchain, not merged, as a sample of period 0 at its time, as `perf
     script --no-merge-callchains` shows them, to inspect the matching. Its callchain begins with the words that end the
-    sample's own (USER_DEFERRED and the cookie; not in the v12 form), then come USER and the addresses."""
+    sample's own (USER_DEFERRED and the cookie; none without a cookie), then come USER and the addresses."""
     deferred = recording.deferred
     if not len(deferred):
         return recording

@@ -97,7 +97,7 @@ def _collected(
 
 
 def read_tasks(reader: PerfDataReader) -> tuple[TaskReplay, CollectorAccount]:
-    """Read, for `assemble`, side-band records and `offcpu-counters` samples of a recording, but no other samples."""
+    """Read, for `assemble`, side-band records, `offcpu-counters` and `offcpu-task` samples, but no other samples."""
     tasks, account = TaskReplay(Strings()), CollectorAccount()
     for chunk in reader.chunks():
         read_account(chunk, reader.events, account)
@@ -117,7 +117,8 @@ def note_tasks(chunk: Chunk, reader: PerfDataReader, tasks: TaskReplay) -> None:
 
 def assemble(head: Head | PerfDataReader, batch: Batch, tasks: TaskReplay, account: CollectorAccount) -> Recording:
     """Build the Recording from decoded samples (`batch`), side-band records (noted in `tasks`) and the recorder's
-    account: ids and waits are completed, and each sample gets its comm and address space."""
+    account. Pids and tids are repaired, waits between switches become samples, and each sample gets its comm, address
+    space and Python functions. Losses are added to `head.counters`."""
     counters = head.counters
     if losses.RECORDS_UNWRITTEN in account.counted:  # where compressed, the file ends within one of them
         counters.pop(losses.FILE_CUT, None)

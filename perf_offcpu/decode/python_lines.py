@@ -119,7 +119,7 @@ def _rows_of(samples: Samples, waits: Mapping[tuple[int, int], Functions]) -> di
 
 
 def _interned(functions: Functions, strings: Strings) -> list[tuple[int, int, int, int]]:
-    """Return for each function, leaf first: (string of its name, of its file, line, 1 if the first of its call)."""
+    """Return (string of the name, of the file, line, 1 if first in a call of the interpreter) of each function."""
     callers = [call for *_, call in functions[1:]] + [0]
     return [
         (strings.intern(name), strings.intern(file), line, int(call != caller))
@@ -128,8 +128,8 @@ def _interned(functions: Functions, strings: Strings) -> list[tuple[int, int, in
 
 
 def _decoded(words: U64, codes: Mapping[int, Code], strings: Strings, lost: Losses) -> list[tuple[int, int, int, int]]:
-    """Decode Python frames, words of payloads: (string of the name, of the file, line, 1 if it is the first of its
-    call); the first three are 0 for an unknown function."""
+    """Return for each Python frame, a word of a payload: (string of the name, of the file, line, 1 if first in a call
+    of the interpreter); the first three are 0 for `_Py_InitCleanup` and for unknown functions, which `lost` counts."""
     texts, tables = [], dict[int, LineTable]()
     for word in words.tolist():
         id_, index, first = word >> CODE_SHIFT, word & NO_INDEX, int(word & PYTHON_ENTRY != 0)

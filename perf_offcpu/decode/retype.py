@@ -106,7 +106,7 @@ class Payload:
         self.extension = self._extension(self.tail["size"])
 
     def _tail(self, nr: I64) -> dict[str, NDArray[Any]]:
-        """Return field of _TAIL → column, for callchains of `nr` words (int64[n]); note which payloads are `ours`."""
+        """Read the words after callchains of `nr` words (int64[n]) by field of _TAIL; set `ours`: of this project."""
         after = nr + _FIXED_WORDS
         inside = self.words > after
         self.extension_at = np.where(inside, self.at + 8 * after, self.at)
@@ -172,8 +172,8 @@ class Payload:
 
 
 def _fill_in_cookies(chains: Ragged, own: Ragged) -> None:
-    """Set the cookie of callchains that end in USER_DEFERRED and 0, in place, to that of the sample's own callchain.
-    The BPF program defers the user part, but cannot know the cookie of the perf core."""
+    """Set the cookie of callchains that end in USER_DEFERRED and 0, in place, to that in `own`, the perf core's
+    callchain of the same sample. The BPF program defers the user part, but cannot know the cookie of the perf core."""
     marker = np.uint64(CallchainContext.USER_DEFERRED)
     last, own_last = chains.offsets[1:] - 1, own.offsets[1:] - 1
     open_ends = np.flatnonzero((chains.lengths >= 2) & (own.lengths >= 2))

@@ -70,8 +70,9 @@ class SampleDecoder:
     snapshots: SnapshotStore | None = None  # gets copies of user stacks
 
     def decode(self, chunk: Chunk, events: Events) -> tuple[list[I64], list[Batch]]:
-        """Return (rows, batches), an entry for each evsel with samples: chunk rows of its sound samples (int64[n],
-        ascending), and their Batch. While switches are decoded, a last entry without rows has the SWITCH records."""
+        """Decode a chunk's samples; add those of `offcpu-counters` and `offcpu-task` to `account`. Returns (rows,
+        batches), an entry for each other evsel with samples: chunk rows of its sound samples (int64[n], ascending), and
+        their Batch. While switches are decoded, a last entry without rows has the SWITCH records."""
         switches = None if any(map(is_offcpu, events.specs)) else self.switches
         rows_of_parts, parts = list[I64](), list[Batch]()
         for number, rows in samples_by_event(chunk, events, self.counters):
@@ -125,7 +126,7 @@ class SampleDecoder:
 
 
 def read_account(chunk: Chunk, events: Events, account: CollectorAccount) -> None:
-    """Add the `offcpu-counters` samples of a chunk to `account`, no other samples; damage is not counted."""
+    """Add the `offcpu-counters` and `offcpu-task` samples of a chunk to `account`, no others; damage is not counted."""
     for number, rows in samples_by_event(chunk, events, Losses()):
         if is_counters(events.specs[number]):
             columns = sample_columns(chunk, rows, events.specs[number], events.order)

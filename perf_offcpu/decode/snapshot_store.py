@@ -180,7 +180,8 @@ class SnapshotStore:
         return number
 
     def _place(self, chunk: Chunk, starts: I64, words: I64, order: Order) -> bool:
-        """Note where n stacks of words[i] words lie in the file, or copy them; return False if the disk is full."""
+        """Note where n stacks, words[i] words at byte starts[i] of the chunk, lie in the file, or copy them if it
+        cannot be read again; return False if the disk is full."""
         if chunk.origin not in self._files:
             descriptor = self._reopen(chunk.origin)
             self._files[chunk.origin] = None if descriptor is None else OpenFile(descriptor)
@@ -196,7 +197,7 @@ class SnapshotStore:
         return True
 
     def release(self) -> Snapshots:
-        """Return all snapshots in order of their numbers; the store is empty afterwards."""
+        """Return all snapshots in order of their numbers; nothing can be added to the store afterwards."""
         self._places.settle(self._held.release())
         ends = np.append(np.int64(0), self._register_ends.release())
         return Snapshots(self._mask.release(), Ragged(ends, self._registers.release()), self._places)
@@ -262,13 +263,14 @@ class CallerRows:
         self.awaited: dict[int, int] = {}  # the number, from 0, of each caller that `find` has not found
 
     def note(self, callers: U64, rows: I64 | I32) -> None:
-        """Note the row of each caller (n callers, n rows); a caller that has a row already keeps it."""
+        """Note the row of each caller (number by which samples share a stack copy); one that has a row keeps it."""
         unique, first = np.unique(callers, return_index=True)
         for caller, row in zip(unique.tolist(), rows[first].tolist(), strict=True):
             self._rows.setdefault(caller, row)
 
     def find(self, callers: U64) -> I64:
-        """Return int64[n]: the row of each caller; -2 - `awaited[caller]` if its copy has not come yet."""
+        """Return int64[n]: the row of each caller (number by which samples share a stack copy); -2 - `awaited[caller]`
+        if its copy has not come yet: then it is added to `awaited`."""
         unique, place = np.unique(callers, return_inverse=True)
         rows = [
             self._rows[caller] if caller in self._rows else -2 - self.awaited.setdefault(caller, len(self.awaited))
@@ -277,8 +279,8 @@ class CallerRows:
         return np.array(rows, np.int64)[place]
 
     def settled(self, rows: I32, counters: Losses) -> I32:
-        """Replace values below -1 in `rows`, as of `find`, by the rows of these callers, or by -1, counted, if a copy
-        never came. To be called after the last sample."""
+        """Return `rows` with each value below -1, which `find` gave for a caller without a copy, replaced by the row
+        that this caller has got since; by -1, counted, if its copy never came. To be called after the last sample."""
         waiting = np.flatnonzero(rows < -1)
         if not len(waiting):
             return rows
@@ -290,15 +292,16 @@ class CallerRows:
 
 
 def callers_of(data: U8, columns: Columns, order: Order) -> U64:
-    """Return uint64[n]: `caller`, the number of the user stack, of off-cpu samples of one evsel; 0 for none."""
+    """Return uint64[n]: the number by which off-cpu samples of one evsel share a copy of the user stack; 0 for none."""
     if "raw" not in columns.arrays or "stack_user" not in columns.arrays:
         return np.zeros(len(columns.ok), np.uint64)
     return Payload(data, columns, order).extension["caller"]
 
 
 def with_callers(snapshot: I32, callers: U64, caller_rows: CallerRows) -> I32:
-    """Return int32[n], the snapshots of samples; a sample without one (-1) gets the snapshot of its caller, or less
-    than -1 if this may still come, for `caller_rows.settled`. New callers are added to `caller_rows`."""
+    """Return int32[n], the snapshot of each sample; one without (-1) gets that of a sample with the same number in
+    `callers` (0 none), or less than -1 if this may still come (`caller_rows.settled`). Adds numbers to
+    `caller_rows`."""
     if not callers.any():
         return snapshot
     own, others = (np.flatnonzero((callers != 0) & chosen) for chosen in (snapshot >= 0, snapshot < 0))

@@ -113,7 +113,8 @@ class PerfDataReader(Closing):
         yield from self._stream_chunks(self.stream, end - begin, begin, "", False)
 
     def _pieces(self, stream: BinaryIO, left: int | None, scanner: Scanner) -> Iterator[memoryview]:
-        """Yield `left` bytes of `stream` (None: all) in blocks, each after the scanner's rest; count missing bytes."""
+        """Yield `left` bytes of `stream` (None: all) in blocks, each after the incomplete record that `scanner` has
+        kept; count missing and unreadable bytes."""
         while left is None or left > 0:
             rest = scanner.take_rest()
             # New memory each time: chunks are not copied out of it.
@@ -149,7 +150,7 @@ class PerfDataReader(Closing):
         inner.finish()
 
     def _expanded(self, chunk: Chunk, inner: Scanner, zstd: Decompressor, with_compressed: bool) -> Iterator[Chunk]:
-        """Yield the chunk with compressed records replaced by their content; read header records."""
+        """Yield the chunk with compressed records replaced by their content; note events and features of a pipe."""
         if self._pipe_head:
             self._pipe_head.take(chunk)
             self.events = self._pipe_head.events

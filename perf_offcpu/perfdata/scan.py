@@ -89,12 +89,12 @@ class Scanner:
         self.at += offset
 
     def finish(self) -> None:
-        """Count the bytes after the last complete record."""
+        """Count the bytes after the last complete record as FILE_CUT, and forget them."""
         self.counters.add(losses.FILE_CUT, len(self._rest))
         self._rest = b""
 
     def resume(self) -> None:
-        """Go on after missing bytes: the next piece begins with a record."""
+        """Go on after missing bytes: count and forget an incomplete record; the next piece begins with a record."""
         self.finish()
         self.stopped, self._skip = False, 0
 
@@ -124,7 +124,8 @@ class Scanner:
         return parts, offset
 
     def _take_blob(self, walk: "_Walk", record: int, kind: int) -> int:
-        """Skip the blob after a record; return the offset after the part of it that is in this buffer."""
+        """Skip the data that follow the record at offset `record` (type `kind`: AUXTRACE or TRACING_DATA); return the
+        offset after their part in this buffer."""
         end = record + walk.header(record)[1]
         self._is_tracing_data = kind == _TRACING_DATA
         width = 4 if self._is_tracing_data else 8
@@ -134,7 +135,8 @@ class Scanner:
         return end + self._skip_blob(walk.data, end)
 
     def _skip_blob(self, data: Buffer, offset: int) -> int:
-        """Consume the bytes of a blob that `data` has from `offset` on; return their number, 0 outside of a blob."""
+        """Skip the data after an AUXTRACE or TRACING_DATA record that `data` has from `offset` on, where the latter are
+        kept in `tracing_data`; return their number of bytes, 0 if none are due."""
         skipped = min(self._skip, len(data) - offset)
         if self._is_tracing_data:
             self.tracing_data += data[offset : offset + min(skipped, MAX_TRACING_DATA - len(self.tracing_data))]

@@ -154,8 +154,8 @@ class _Code:
         return calls
 
     def names(self, frames: I64, calls: Sequence[_Call]) -> list[str | bytes]:
-        """Return the name of the function called by calls[i] for frame frames[i] (location row); "" if it may be in
-        another."""
+        """Return the name of the function that calls[i] calls for each frame frames[i] (location row); "" where the
+        frame may be in another function."""
         names: list[str | bytes] = [""] * len(frames)
         dso_of_frame = self.dso[frames]
         for dso in distinct(dso_of_frame).tolist():

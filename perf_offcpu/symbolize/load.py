@@ -65,7 +65,8 @@ def _is_same_kernel(first: Recording, second: Recording) -> bool:
 
 
 def _moved(profile: Profile, number: int, first_cpu: int, prefix: str) -> Profile:
-    """Return the profile of host `number` with pids, CPUs, cgroups and names moved as in the module's table."""
+    """Return the profile of host `number` (from 0) with pids, CPUs (+ `first_cpu`) and cgroup ids apart from those of
+    other hosts, and `prefix` before the names of threads, cgroups and wait objects."""
     cgroup = np.uint64(number * CGROUP_STEP)
     changes: dict[str, Renumber] = {
         "task": shifted(number * PID_STEP),

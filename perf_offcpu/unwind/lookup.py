@@ -114,7 +114,7 @@ class Rules:
         return base
 
     def of_frame(self, size: int) -> int:
-        """Return the row, in `words` after `join`, of the rule set of frames of `size` bytes by HotSpot's compilers."""
+        """Return the row, in `words` after `join`, of the rule set of HotSpot's frames of `size` bytes; add it once."""
         if size not in self._of_frame:
             rules = np.zeros((1, self.registers.count + 2), np.int64)
             rules[0, self.registers.count] = Kind.REGISTER | self.registers.sp << 3 | size << 11

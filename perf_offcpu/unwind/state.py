@@ -49,7 +49,8 @@ class Threads:
 
 
 class WalkState:
-    """Hold the current frames of n walks (lanes); with `follow_all` all registers are followed: no walk is lost."""
+    """Hold the current frames of n walks (lanes). Only sp, fp and the return address are followed from frame to frame:
+    a walk that needs another register is marked in `lost`. With `follow_all` all are followed, and no walk is lost."""
 
     def __init__(self, lookup: CfiLookup, threads: Threads, follow_all: bool) -> None:
         self.lookup, self.rules, self.follow_all = lookup, lookup.rules, follow_all
@@ -78,12 +79,12 @@ class WalkState:
         self._code_mask = lookup.code_mask
 
     def read(self, lanes: I64, addresses: U64) -> Value:
-        """Return the words at `addresses`, one for each walk of `lanes`; unknown and 0 outside the copied stack."""
+        """Return a word for each walk of `lanes`, at `addresses`; unknown and 0 if outside of its copy or unaligned."""
         return self.read_at(addresses - self.bottom.take(lanes), self.begins.take(lanes), self.lengths.take(lanes))
 
     def read_at(self, away: U64, begins: I64, lengths: I64) -> Value:
         """Return for each walk the word at byte away[i] of its copy, which is lengths[i] words of `self.words` from
-        begins[i] on; unknown and 0 outside of the copy."""
+        begins[i] on; unknown and 0 outside of the copy, or if away[i] is no multiple of 8."""
         index = (away >> _THREE).view(np.int64)  # 61 bits
         is_known: Bool = index < lengths
         is_known &= (away & _IN_WORD) == 0

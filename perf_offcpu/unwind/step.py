@@ -129,7 +129,7 @@ class Walk(WalkState):
             pc[rows[is_method]] = method[is_method] + _ONE
 
     def _simple(self, lanes: I64, rule: I64) -> None:
-        """Advance the walks `lanes`, whose rule sets (`rule`, rows of `rules`) all are simple (`Rules.is_simple`)."""
+        """Advance the walks `lanes` by simple rule sets (`rule`: rows of `rules`); end those without a caller."""
         if not len(lanes):
             return
         rules = self.rules
@@ -202,8 +202,8 @@ class Walk(WalkState):
     # Code without rules
 
     def _frame(self, lanes: I64) -> tuple[U64, U64, U64, Bool]:
-        """Return (frame pointer; the saved one; return address; bool[lanes]: True if both words were read and the
-        address is in code, or 0) of the frame records that frame pointers lead to."""
+        """Return (frame pointer; the saved one; return address; bool[lanes]: True if both words were read above the
+        stack pointer and the address is in code, or 0) of the frame records that frame pointers lead to."""
         fp = self.fp[lanes]
         below, has_below = self.read(lanes, fp)
         signed, has_ra = self.read(lanes, fp + _WORD)

@@ -118,7 +118,7 @@ class SwitchDecoder:
         return self._of_tracepoint(tracepoint, _Raw(data, columns.arrays["raw"], ok, tracepoint, events.order), samples)
 
     def _read_kinds(self, specs: Sequence[EventSpec]) -> None:
-        """Note the first evsel of each (type, config), unless `specs` is unchanged: it can have thousands of rows."""
+        """Note the first evsel of each (type, config), and if there are SWITCH records; skip `specs` read before."""
         if specs is self._specs and len(specs) == self._count:
             return
         self._specs, self._count = specs, len(specs)

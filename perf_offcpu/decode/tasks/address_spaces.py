@@ -46,7 +46,8 @@ class Mapping(NamedTuple):
 
 @mutable
 class _Space:
-    """Holds one version of an address space: mappings sorted by start, not overlapping; `previous` as in `Spaces`."""
+    """Holds one version of an address space: mappings sorted by start, not overlapping; `previous`: number of the
+    version that an execve() replaced by this one, -1 none."""
 
     pid: int
     begin_ns: int
@@ -61,7 +62,7 @@ class _Space:
         return slice(low, bisect.bisect_left(self.starts, new.end, low))
 
     def replace(self, where: slice, new: Mapping, *, keep: bool = True) -> None:
-        """Insert `new` and cut `where`, the mappings that it overlaps (`overlapping`); without `keep`, only cut."""
+        """Insert `new`, and cut what it overlaps off mappings `where` (of `overlapping`); without `keep`, only cut."""
         if keep and where.start == where.stop:  # as nearly always
             self.mappings.insert(where.start, new)
             self.starts.insert(where.start, new.start)
@@ -117,7 +118,8 @@ class AddressSpaces:
         self._put(space, where, mapping)
 
     def map_run(self, runs: MapRuns, run: int) -> bool:
-        """Apply the sound run `run` at once; return False if it begins no address space, or is too large, for that."""
+        """Begin an address space with all mappings of run `run`, which is sound; return False, and change nothing, if
+        they belong to the space that their process has already, or are too many."""
         first, size = int(runs.first[run]), int(runs.cuts[run + 1] - runs.cuts[run])
         pid = int(runs.maps.pid[first])
         number = self._current.get(pid, -1)

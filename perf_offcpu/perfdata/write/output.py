@@ -15,7 +15,8 @@ from perf_offcpu.structs import Closing
 
 
 def _hold(directory: Directory, size: int) -> int:
-    """Return a descriptor of an unnamed file of `size` bytes on the same disk, -1 if it has none; OSError if full."""
+    """Return the descriptor of an unnamed file in the directory, with `size` bytes held on disk; -1 if unsupported.
+    Raises OSError: the disk is full."""
     fd = -1
     try:
         # direct: a file without a name, in a directory that is open

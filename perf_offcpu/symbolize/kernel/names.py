@@ -42,8 +42,9 @@ _PREFIX = "__pfx_"
 
 
 class KernelNames:
-    """Names addresses of the recorded kernel; arguments as for `UserNames`. `build_id`: of the recorded kernel; b""
-    unknown. `kallsyms_path`: file that is used; "" none. Raises UsageError: a file that the user gave is unusable."""
+    """Names addresses of the recorded kernel. `strings`: names are interned there. `lost`: addresses without a name are
+    counted there. `lines`: adds source lines; None: no source lines. `build_id`: of the recorded kernel; b"" unknown.
+    `kallsyms_path`: file that is used; "" none. Raises UsageError: a file that the user gave is unusable."""
 
     def __init__(
         self, recording: Recording, strings: Strings, options: SymbolizeOptions, lost: Losses, lines: LineNames | None

@@ -59,7 +59,7 @@ class Lines:
     shared: bool = False  # True if part of its DWARF is in another file (dwz), so functions may lack names
 
     def lookup(self, addresses: U64) -> Calls:
-        """Return the functions and lines at n addresses of the file, as `Symcache.lookup`; some may have no rows."""
+        """Return functions and lines at n virtual addresses of the object; an address without a line has no rows."""
         return self.table.lookup(addresses - np.uint64(self.base))
 
 

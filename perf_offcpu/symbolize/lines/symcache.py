@@ -43,7 +43,7 @@ _LOCATION: Final = Layout("symcache source location", ("file line function inlin
 
 
 class Calls(Table):
-    """Holds the functions at n addresses, sorted by row of the address, for each the innermost first."""
+    """Holds the functions at n addresses, sorted by row of the address; of inlined ones, the innermost first."""
 
     row: I32 = column("i4", doc="row of the address")
     function: U32Array = column("u4", doc="index for `Symcache.function_name`")
@@ -87,7 +87,8 @@ class Symcache:
         return bool(np.any((self._locations["file"] < len(self._files)) & (self._locations["line"] > 0)))
 
     def lookup(self, addresses: U64) -> Calls:
-        """Return functions at n addresses, relative to the object's first segment; no rows without a source line."""
+        """Return functions at n addresses (bytes from the object's first segment): the innermost, and those that it is
+        inlined into; an address without a source line has no rows."""
         location = self._location(addresses)
         rows = np.flatnonzero(location >= 0)
         location, levels = location[rows], list[Calls]()
@@ -102,7 +103,7 @@ class Symcache:
         return calls.take(np.argsort(calls.row, kind="stable"))
 
     def _location(self, addresses: U64) -> I64:
-        """Return int64[n]: the innermost source location of each address; -1 for addresses without line."""
+        """Return int64[n]: row in `_locations` (file, line, innermost function) of each address; -1 without a line."""
         if not len(self._starts):
             return np.full(len(addresses), -1, np.int64)
         slot = np.searchsorted(self._starts, np.minimum(addresses, np.uint64(_NONE)), side="right") - 1

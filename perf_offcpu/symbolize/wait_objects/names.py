@@ -126,7 +126,7 @@ def _without_object(recording: Recording, row: I32, is_wait: Bool) -> list[tuple
 
 
 def _apart(named: Sequence[_Named]) -> list[str]:
-    """Return the text of each name, with its mark appended if an object with another mark has the same text."""
+    """Return the text of each name, and its mark (address, inode, pid) if the text occurs with other marks."""
     marks: dict[str, set[str]] = {}
     for name in named:
         marks.setdefault(name.text, set()).add(name.mark)
@@ -162,7 +162,8 @@ class _Namer:
         return _numbered(thing) or _file(thing)
 
     def is_inward(self, row: int, pid: int) -> bool:
-        """Return True if the other end of a pipe or socket is a client, in the same process, or not known."""
+        """Return True if the other end of pipe or socket `row`, as process `pid` has it, is a client, in the same
+        process, or not known; False for other objects."""
         thing = self._rows[row]
         if thing.kind == ObjectKind.PIPE:
             peer = self._ends.of_pipe(row, pid)

@@ -150,13 +150,13 @@ class Process(NamedTuple):
     comm: str
 
     def text(self) -> str:
-        """Return `xz (1234)`."""
+        """Return name and pid as `xz (1234)`; `process 1234` if the name is not known."""
         return f"{self.comm} ({self.pid})" if self.comm else f"process {self.pid}"
 
 
 class OtherEnds:
-    """Finds other ends among the objects of one recording. `rows`: row in the recording's objects → object. `users`:
-    row → processes that waited for the object. `wakers`: of `wakers_of`."""
+    """Finds the processes at the other ends of pipes and sockets of one recording. `rows`: row in the recording's
+    objects → object. `users`: row → processes that waited for the object. `wakers`: as `wakers_of` returns."""
 
     def __init__(
         self,
@@ -218,7 +218,7 @@ class OtherEnds:
         return Process(pid, self._comm(pid))
 
     def _comm(self, pid: int) -> str:
-        """Return the last known name of a process's main thread."""
+        """Return the last known name of a process's main thread; "" if it has none."""
         return self._strings[self._comms[pid]] if pid in self._comms else ""
 
 
