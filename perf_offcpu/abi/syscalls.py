@@ -122,6 +122,6 @@ offcpu_timeout), values of enums in bpf/off_cpu.h."""
 
 
 def call_numbers(arch: str) -> dict[int, tuple[str, str]]:
-    """Return number → (offcpu_call_kind, offcpu_timeout) of the 64-bit system calls in CALLS on `arch` (`uname -m`)."""
+    """Return number → (object, time limit), as in CALLS, of the 64-bit system calls on `arch` (`uname -m`)."""
     names = {number: name for number, name in syscall_names(arch).items() if number < SYSCALL_NUMBERS}
     return {number: CALLS[name] for number, name in names.items() if name in CALLS}

@@ -42,8 +42,8 @@ _BLOCK: Final = 1 << 20
 
 
 class DirectoryStore:
-    """Stores files below the directory `root`, as perf's build-id cache; existing files stay, new ones appear whole.
-    Nothing is written through links (`directories.Directory`). The root is private."""
+    """Stores files below the directory `root`, as perf's build-id cache; links stay, files are replaced and appear
+    whole. Nothing is written through links (`directories.Directory`). The root is private."""
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -55,7 +55,7 @@ class DirectoryStore:
         return False
 
     def add(self, name: str, source: Source) -> None:
-        """Add a file with the content of `source` at path `name`; raise OSError if one of them fails."""
+        """Write a file with the content of `source` at path `name`; raise OSError if reading or writing fails."""
         with (
             self._directory_of(name, make=True) as directory,
             directory.replacing(os.path.basename(name), 0o644) as file,
@@ -83,7 +83,7 @@ class TarStore:
         return name in self._names
 
     def add(self, name: str, source: Source) -> None:
-        """Add a file with the content of `source` at path `name`; raise OSError if one of them fails."""
+        """Add a file with the content of `source` at path `name`; raise OSError if reading or writing fails."""
         self._names.add(name)
         info = tarfile.TarInfo(f"{self._prefix}/{name}")
         info.size = source.size

@@ -22,7 +22,7 @@ _BASE_SIZE: Final = 16 << 20
 class Unpacker:
     """Unpacks an archive into a directory; nothing that exists is written over, and no link leads outside. Links are
     created last, and only if no part of their target is itself a link of the archive, so that no chain of them leads
-    out either. All files together may have `limit` bytes. After a failure everything that was created is removed."""
+    out either. All files together may have `limit` bytes. After a failure all files and links created are removed."""
 
     def __init__(self, directory: Directory, limit: int) -> None:
         self._directory, self._room = directory, limit

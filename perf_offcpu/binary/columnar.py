@@ -110,7 +110,7 @@ _ROWS_OF_A_LENGTH = 16  # rows of one length that are worth a step of numpy
 
 
 def _lengths(counts: I64) -> list[tuple[int, I64]] | None:
-    """Return (length, int64 rows of it) for each distinct length; None if there are too many to copy by length."""
+    """Return (length, int64 rows of it) for each distinct length; None if they are too many, or too large, for this."""
     if not len(counts):
         return []
     if bool((counts == counts[0]).all()):

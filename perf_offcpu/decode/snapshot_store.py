@@ -144,8 +144,8 @@ class StackPositions:
 
 
 class SnapshotStore:
-    """Collects the snapshots of batch after batch of samples; `memory` bytes of stacks are kept in memory. `reopen`
-    returns a descriptor of the file that chunks of one origin are from, None if it cannot be read again."""
+    """Collects the snapshots of batch after batch of samples; `memory` bytes of stacks are kept in memory. `reopen`:
+    `Chunk.origin` → new descriptor of that file, None if it cannot be read again."""
 
     def __init__(
         self, counters: Losses, memory: int = MEMORY, reopen: Callable[[str], int | None] = lambda _: None

@@ -176,7 +176,7 @@ class _Dump:
             yield from self._payload(spec, values["raw"])
 
     def _payload(self, spec: EventSpec, raw: bytes) -> Lines:
-        """Yield lines for the fields in the raw bytes of an off-cpu sample, this project's or upstream's."""
+        """Yield lines for the raw bytes of a sample of off-cpu time (upstream's, too) or of the recorder's own."""
         if spec.name in (counters.EVENT_NAME, counters.TASK_EVENT):
             layout = counters.payload_layout(raw, self.order)
             yield f"  {layout.name}"

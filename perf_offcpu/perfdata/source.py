@@ -62,7 +62,8 @@ def open_file(path: str, *, fifo: bool = False) -> int:
 
 
 def _source(fd: int, name: str, seekable: bool) -> Source:
-    """Return the source for an open file. `fd` is closed with the source's stream, or before an error is raised."""
+    """Return the source of an open file, unpacked if it is packed; `seekable`: a pipe is copied to a file. `fd` is
+    closed with the source's stream, or before an error is raised."""
     info = os.fstat(fd)
     regular = stat.S_ISREG(info.st_mode) and os.lseek(fd, 0, os.SEEK_CUR) == 0
     stream = os.fdopen(fd, "rb", buffering=0 if regular else io.DEFAULT_BUFFER_SIZE)

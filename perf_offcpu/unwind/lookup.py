@@ -160,7 +160,7 @@ _CALL_IN: Final = {11: range(4, 6), 15: range(8, 10)}
 
 
 class Trampolines:
-    """Find frames in CPython's trampolines and HotSpot's code (see the module's text), in a recording of x86-64."""
+    """Find frames in CPython's trampolines and HotSpot's code by perf maps, in a recording of x86-64."""
 
     def __init__(self, recording: Recording, maps: PerfMaps) -> None:
         self.recording, self.maps = recording, maps
@@ -234,7 +234,7 @@ class CfiLookup:
         self._rows = np.zeros(_SLOTS, np.int64)
 
     def find(self, spaces: I32, addresses: U64) -> I64:
-        """Return int64[n]: row in `rules` of the rule set at each (address space, address)."""
+        """Return int64[n]: row in `rules` of the rule set at each (address space, address); missing ones are added."""
         keys = spaces.view(np.uint32).astype(np.uint64)
         keys <<= _SPACE_SHIFT
         keys ^= addresses

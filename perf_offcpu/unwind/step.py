@@ -65,7 +65,7 @@ class Walk(WalkState):
 
     def _without_wrong_frames(self, chains: Ragged) -> Ragged:
         """Return the chains, cut before the caller that a searched frame pointer led to if the walk from there ended
-        neither at a root nor at the end of the copy."""
+        neither at a root nor at the end of the copy; these walks end with NO_CFI then."""
         wrong = [lane for lane in self.searched if self.end[lane] not in (End.ROOT, End.EXHAUSTED)]
         if not wrong:
             return chains

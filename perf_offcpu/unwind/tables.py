@@ -54,7 +54,8 @@ class FrameTables:
         return None
 
     def calls(self, dso: int, offsets: U64) -> tuple[Bool, U64]:
-        """Read call instructions in a dso, as `frame_search.CallReader` says; none if the file cannot be read."""
+        """Return (bool[n], uint64[n]) for n file offsets in a dso: True if a call instruction ends there, and the
+        address in the file that it calls (NO_ADDRESS: not told); False and 0 if the file cannot be read."""
         with suppress(OSError, FormatError, Refused), ExitStack() as stack:
             image = open_dso(self.recording, dso, self.search, stack)
             return ends_call(image, offsets), calls_at(image, offsets - np.uint64(1))[1]

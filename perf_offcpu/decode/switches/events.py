@@ -177,7 +177,7 @@ class _Raw:
         self.was_ok, self.ok = ok, ok.copy()
 
     def field(self, name: str) -> I64:
-        """Return int64[n], the field `name`; where a sample is too short for it, 0, and its `ok` becomes False."""
+        """Return int64[n]: field `name`; without meaning where a sample lacks it, whose `ok` becomes False."""
         place = self.tracepoint.fields.get(name)
         if place is None or place.type is None:
             self.ok[:] = False

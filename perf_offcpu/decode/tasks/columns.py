@@ -61,7 +61,7 @@ class TaskRecords:
 
 
 def task_records(chunk: Chunk, kinds: Set[int], events: Events, counters: Losses) -> list[TaskRecords]:
-    """Return the records of each type in `kinds` that the chunk has; records that do not fit their type are counted."""
+    """Return the records of each type in `kinds` that the chunk has; those that do not fit their type only count."""
     # One count finds the types that a chunk lacks, which are most.
     present = np.flatnonzero(np.bincount(np.minimum(chunk.types, 255).astype(np.uint8))).tolist()
     return [_of_type(kind, chunk, events, counters) for kind in present if kind in kinds]
@@ -129,7 +129,7 @@ class MapEvents(Table):
 
 @mutable
 class MapRuns:
-    """Holds mappings in runs. A run is all mappings of a process between two of its forks or execs (see the module)."""
+    """Holds mappings in runs, which are applied together: all of a process between two of its forks or execs."""
 
     maps: MapEvents  # by run, and within it by first address
     cuts: I64  # int64[runs + 1]: run i is rows `cuts[i]` to `cuts[i + 1]`

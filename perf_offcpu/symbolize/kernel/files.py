@@ -73,7 +73,7 @@ def _state() -> tuple[object, ...] | None:
 
 
 def _lasting_columns(kallsyms: Kallsyms) -> dict[str, Array]:
-    """Return the columns of a table for the cache, without symbols that come and go (see the module)."""
+    """Return the columns of a table for the cache, without symbols that come and go (of BPF, ftrace and kprobes)."""
     passing = [row for row, name in enumerate(kallsyms.modules) if name.startswith(_PASSING)]
     rows = np.flatnonzero(~np.isin(kallsyms.module, passing))
     addresses = [kallsyms.references.get(name, int(NO_ADDRESS)) for name in REFERENCES]

@@ -53,7 +53,7 @@ class Kallsyms:
     is_partial: bool = False  # True if the kernel may have symbols that are not in the table (see `running`)
 
     def lookup(self, addresses: U64, delta: int = 0) -> I32:
-        """Return int32[n]: the rows of `symbols` at recorded addresses moved by `delta`; -1 for none."""
+        """Return int32[n]: rows of `symbols` at recorded addresses plus `delta` (modules: only if it is 0); -1 none."""
         rows = self.symbols.lookup(addresses + np.uint64(delta % 2**64))
         if delta and len(self.module):
             rows[(rows >= 0) & (self.module[rows] >= 0)] = -1

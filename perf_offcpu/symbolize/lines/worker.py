@@ -9,7 +9,7 @@ import sys
 
 
 def main() -> int:
-    """Write the symcache; return the exit status."""
+    """Write the symcache of the object that argv names by a descriptor to standard output; return the exit status."""
     fd, memory, seconds = map(int, sys.argv[1:4])
     sys.path += sys.argv[4:]
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

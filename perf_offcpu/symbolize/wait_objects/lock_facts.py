@@ -81,7 +81,8 @@ def facts_by_enders(recording: Recording, entry: I64, row: I64, objects: Objects
 
 
 def facts_by_words(recording: Recording, row: I32) -> U16:
-    """Return uint16[objects of the recording]: ObjectFact by futex values. `row`: int32[samples], row in objects."""
+    """Return uint16[objects of the recording]: ObjectFact THREAD, MUTEX or RWLOCK of a futex, as its value and
+    operation tell; else 0. `row`: int32[samples], row in objects; -1 none."""
     samples, tasks, words = recording.samples, recording.tasks, recording.objects
     rows = np.flatnonzero((row >= 0) & ~samples.has(_NOT_ENDED) & (samples.wakeup_ns >= 0))
     command, value = words.operation & _COMMAND, words.number.astype(np.int64) & 0xFFFFFFFF

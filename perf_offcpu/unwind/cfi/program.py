@@ -38,7 +38,7 @@ _MAX_VALUE: Final = 1 << 40
 
 
 class Kind(enum.IntEnum):
-    """Kinds of rules: the low three bits of a rule (see the module's text)."""
+    """Kinds of rules for the caller's value of a register, the low three bits of a rule; the others are an operand."""
 
     SAME, UNDEFINED, OFFSET, VAL_OFFSET, REGISTER, EXPRESSION, VAL_EXPRESSION, INVALID = range(8)
 
