@@ -223,7 +223,7 @@ def _read_meta(
 
 
 def _sampling(account: CollectorAccount, samples: Samples) -> Sampling:
-    """Return periods, number and sums of waits that were sampled by length; all 0 if all waits were recorded."""
+    """Return periods, number and sums of waits sampled by length; if none were, all 0 but the period of stacks."""
     causes = losses.SAMPLING_PERIOD, losses.STACK_PERIOD
     period_ns, stack_period_ns = (account.notes.get(cause.name, (0, 0))[1] for cause in causes)
     if not period_ns:
@@ -268,8 +268,8 @@ class GrowingFile:
         self._reader.close()
 
     def read(self, end: int | None) -> Recording | None:
-        """Return the records from the previous account to the last one before byte `end`; None without a new account.
-        `end` None: the file is complete, read it to its end."""
+        """Return the records from the recorder's previous account (`offcpu-counters`) to its last one before byte
+        `end`; None without a new account. `end` None: the file is complete, read it to its end."""
         if end is None:
             with PerfDataReader.open(self._path) as complete:
                 end = complete.head.data_end or self._place

@@ -196,7 +196,8 @@ def _leaf(chains: Ragged) -> tuple[U64, U8]:
 
 
 def _apply_extension(samples: Samples, fields: dict[str, NDArray[Any]]) -> None:
-    """Set columns and flags of n samples from the fields of their extensions (name → array[n])."""
+    """Set columns and flags of n samples from the fields (name → array[n]) of this project's extension of their
+    payloads; estimate `count` where a sample stands for several waits (SAMPLED)."""
     for name in COLUMNS:
         dtype = getattr(samples, name).dtype
         unknown = np.array(abi.BLANK_EXTENSION[name], fields[name].dtype).astype(dtype)

@@ -299,9 +299,8 @@ def callers_of(data: U8, columns: Columns, order: Order) -> U64:
 
 
 def with_callers(snapshot: I32, callers: U64, caller_rows: CallerRows) -> I32:
-    """Return int32[n], the snapshot of each sample; one without (-1) gets that of a sample with the same number in
-    `callers` (0 none), or less than -1 if this may still come (`caller_rows.settled`). Adds numbers to
-    `caller_rows`."""
+    """Return int32[n], each sample's snapshot, or that of a sample with the same number in `callers` (0 none), or -1;
+    less than -1 if it may still come (see `caller_rows.settled`). Adds the numbers to `caller_rows`."""
     if not callers.any():
         return snapshot
     own, others = (np.flatnonzero((callers != 0) & chosen) for chosen in (snapshot >= 0, snapshot < 0))

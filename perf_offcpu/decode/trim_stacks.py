@@ -42,8 +42,8 @@ _BLOCK = 1 << 15  # samples or callchains that are worked on at once: their colu
 
 
 def _keys(samples: Samples, known: Bool) -> Iterator[tuple[slice, Bool, I64]]:
-    """Yield (rows, usable, keys) of each block of samples. usable: bool[rows], whether a sample has a callchain to
-    cut and a known address space; keys: int64[usable samples], space << 32 | callchain."""
+    """Yield (rows, usable, keys) of each block of samples. usable: bool[rows], whether a sample has a callchain to cut
+    and a space in the mask `known`; keys: int64[usable samples], space << 32 | callchain."""
     for index in range(0, len(samples), _BLOCK):
         rows = slice(index, index + _BLOCK)
         space, chain = samples.space[rows], samples.callchain[rows]
@@ -67,7 +67,8 @@ def _shortened(pairs: I64, recording: Recording) -> tuple[I64, Ragged]:
 
 
 def _renumbered(samples: Samples, known: Bool, pairs: I64, ids: I32) -> I32:
-    """Return int32[n]: the samples' new callchain rows; `ids`: the new row of each old callchain, then of each pair."""
+    """Return int32[n]: the samples' new callchain rows. `known`: mask of spaces with mappings. `pairs`: space << 32 |
+    callchain of those that are cut. `ids`: the new row of each old callchain, then of each pair."""
     callchain = samples.callchain.copy()
     first_pair = len(ids) - len(pairs)
     for rows, usable, keys in _keys(samples, known):

@@ -87,7 +87,7 @@ class _Dump:
         self.types: Counter[str] = Counter()
 
     def lines(self) -> Lines:
-        """Yield all lines."""
+        """Yield all lines about the recording, as `dump`."""
         yield from self._head()
         yield from self._damage()
         for chunk in self.reader.chunks(with_compressed=True):
@@ -273,7 +273,7 @@ def _feature_name(bit: int) -> str:
 
 
 def _record_name(kind: int) -> str:
-    """Return `PERF_RECORD_COMM`, as perf prints it; unknown types by number."""
+    """Return the name of a type of records as perf prints it, `PERF_RECORD_COMM`; unknown types by number."""
     has_name = kind in RecordType.__members__.values()
     return f"PERF_RECORD_{RecordType(kind).name}" if has_name else f"record of unknown type {kind}"
 

@@ -87,7 +87,7 @@ class Events:
         return np.where(inside, evsels, np.int32(-1)).astype(np.int32)
 
     def lookup(self, ids: NDArray[np.uint64]) -> NDArray[np.int32]:
-        """Return int32[n]: the evsel of each id; -1 unknown. If `specs` are a single event and all, every id is its."""
+        """Return the evsel of each id: int32[n]; -1 unknown. In a file with one event, all ids belong to it."""
         if len(self.specs) == 1 and not self.needs_ids:
             return np.zeros(len(ids), np.int32)
         slot = np.minimum(np.searchsorted(self._ids, ids), len(self._ids) - 1)

@@ -204,7 +204,8 @@ def _symbols_at(image: ElfImage, addresses: set[int], search: Search) -> dict[in
 
 
 def interpreter_part(image: ElfImage, cache: DiskCache | None) -> U64:
-    """Return uint64[2], start and end of the split-off part of CPython's interpreter, or zeros. Errors: `elf.image`."""
+    """Return uint64[2], first address and end of the part that compilers split off CPython's interpreter, or zeros.
+    Raises OSError, FormatError: the file cannot be read, or is damaged."""
     name = cache_name(_KIND, image.build_id, image.source.identity)
     columns = cache.read(name) if cache else None
     if columns is not None and len(part := columns.get("part", _NONE).astype(np.uint64)) == 2:

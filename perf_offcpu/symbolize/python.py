@@ -83,7 +83,7 @@ def with_places(
 
 def _insertions(is_first: Bool, calls: I64, length: int) -> I64:
     """Return int64[n]: index in a chain of `length` frames before which each of n Python functions goes, leaf first.
-    `is_first`: bool[n], first function of its call. `calls`: indices in the chain of interpreting calls."""
+    `is_first`: bool[n], first in a call of the interpreter. `calls`: indices of these calls in the chain."""
     call: I64 = np.cumsum(is_first) - is_first
     after_last = calls[-1] + 1 if len(calls) else length
     return np.append(calls, after_last)[np.minimum(call, len(calls))]

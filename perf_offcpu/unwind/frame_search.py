@@ -70,7 +70,7 @@ class FrameSearch:
         return 0
 
     def _calls_before(self, space: int, addresses: U64) -> tuple[I64, U64]:
-        """Return (int64[n]: dso of the call before each address, -1 none; uint64[n]: its target, as of CallReader)."""
+        """Return (int64[n]: dso of the call before each address, or -1; uint64[n]: its target, or NO_ADDRESS)."""
         new = np.array(sorted({word for word in addresses.tolist() if (space, word) not in self._known}), np.uint64)
         if len(new):
             self._look_up(space, new)

@@ -123,7 +123,7 @@ class Rules:
         return self._of_frame[size]
 
     def add_expressions(self, expressions: list[bytes]) -> int:
-        """Append the expressions of a table to `expressions`; return the index of the first."""
+        """Append the expressions of a table to `self.expressions`; return the index of the first there."""
         self.expressions += expressions
         return len(self.expressions) - len(expressions)
 

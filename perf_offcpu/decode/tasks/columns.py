@@ -61,7 +61,7 @@ class TaskRecords:
 
 
 def task_records(chunk: Chunk, kinds: Set[int], events: Events, counters: Losses) -> list[TaskRecords]:
-    """Return the records of each type in `kinds` that the chunk has; those that do not fit their type only count."""
+    """Return the chunk's records of each type in `kinds`; those that do not fit their type are left out and counted."""
     # One count finds the types that a chunk lacks, which are most.
     present = np.flatnonzero(np.bincount(np.minimum(chunk.types, 255).astype(np.uint8))).tolist()
     return [_of_type(kind, chunk, events, counters) for kind in present if kind in kinds]

@@ -128,8 +128,8 @@ _OWN: dict[int, tuple[str, ...]] = {
 
 
 def _events(records: TaskRecords, contents: list[Note | None], numbers: I64) -> Iterator[Note]:
-    """Yield the notes of n records: (time ns, number, type, own fields…, content…). `contents`: of each example; None:
-    its records are left out. `numbers`: int64[n]."""
+    """Yield the notes of n records: (time ns, number, type, own fields…, content…). `contents`: of each of
+    `records.examples`; None: records like it are left out. `numbers`: int64[n], places among all records."""
     own = [records.own[name].view(np.int32).tolist() for name in _OWN.get(records.kind, ())]
     heads = zip(records.time_ns.tolist(), numbers.tolist(), itertools.repeat(records.kind), *own)
     for head, example in zip(heads, records.example.tolist(), strict=True):
@@ -138,8 +138,8 @@ def _events(records: TaskRecords, contents: list[Note | None], numbers: I64) -> 
 
 
 def _map_events(records: TaskRecords, contents: list[Note | None], numbers: I64) -> MapEvents:
-    """Return the mappings of n records. `contents`: (row in dsos,) of each example, None: skipped; `numbers`:
-    int64[n]."""
+    """Return the mappings of n records. `contents`: (row in dsos,) of each of `records.examples`, None: records like it
+    are left out; `numbers`: int64[n], places among all records."""
     dso = np.array([-1 if content is None else content[0] for content in contents], np.int32)
     kernel = np.array([_is_kernel(record.misc) for record in records.examples], np.bool_)
     kept = np.flatnonzero(dso[records.example] >= 0)

@@ -89,9 +89,9 @@ class AtomicFile(Closing):
             self._directory.remove(self.path.name)
 
     def _make_room(self, oldest: str) -> None:
-        """Unlink the recording before the last, and keep its pages until `close`. A recording runs meanwhile and its
-        rings fill. ext4 writes a file to the disk before it lets it replace another (auto_da_alloc), and the pages of a
-        large one take long to be freed: a second, or two."""
+        """Unlink `oldest`, the recording before the last, and keep its pages until `close`. A recording runs meanwhile
+        and its rings fill. ext4 writes a file to the disk before it lets it replace another (auto_da_alloc), and the
+        pages of a large one take long to be freed: a second, or two."""
         with contextlib.suppress(OSError):  # there is none, or it is no file: `rename` will say what is wrong
             self._oldest = self._directory.open_regular(oldest)
             self._directory.remove(oldest)

@@ -223,7 +223,7 @@ class OtherEnds:
 
 
 def direction(user: User | None) -> str:
-    """Return "from" for a user of a pipe of whom only reads waited, "to" if only writes did, else "with"."""
+    """Return how a process uses a pipe: "from" if only its reads waited, "to" if only its writes did, else "with"."""
     if user is None or bool(user.reads) == bool(user.writes):
         return "with"
     return "from" if user.reads else "to"

@@ -175,7 +175,7 @@ class _Machine:
         return np.where(is_register, rule >> 3 & 0xFF, -1), rule >> 11
 
     def _block(self, lanes: I64, kind: Kind) -> I64:
-        """Skip the expression at each lane's cursor; return int64[lanes]: a rule with it, INVALID if it is too long."""
+        """Skip the expression at each lane's cursor; return int64[lanes]: its rule of `kind`, INVALID if too long."""
         length = self._operand(lanes)
         begin = self.at[lanes]
         self.at[lanes] = begin + np.clip(length, 0, self._limit + 1)
