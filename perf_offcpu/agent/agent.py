@@ -152,7 +152,7 @@ class Agent:
         getattr(self, f"_on_{kind}")(text)
 
     def _end_segment(self, now: float) -> float:
-        """Begin another segment if it is time; return when the next call is due, monotonic s."""
+        """Have the recorder begin another file if the segment is long enough; return when it will be, monotonic s."""
         if self._recorder is None or not self._recorder.is_recording or not self._segment_began_s:
             return now + TICK_S
         if now >= self._segment_began_s + self._keeper.length.seconds:
@@ -279,7 +279,7 @@ class Agent:
     # Budgets
 
     def _bound_spool(self) -> None:
-        """Remove the oldest files of the spool above its limit, and count them as lost."""
+        """Remove the oldest files of the spool above its limit, counted as lost; set the metrics of its size."""
         size, files = self.spool.usage()
         oldest = sorted([*self._finished(), *self.spool.messages()])
         while size > self.config.spool_bytes and oldest:

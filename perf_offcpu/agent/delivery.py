@@ -139,7 +139,7 @@ class Delivery(Worker):
             self.bytes.spend(size, time.monotonic())
 
     def _account(self, name: str, profile: Profile, parts: Spans) -> None:
-        """Account a delivered recording, remove it from the spool, and do what is due in the dataset."""
+        """Count a delivered recording, remove it from the spool; merge and expire files of the dataset if due."""
         origin = self._ledger.origin(name)
         with self.lock:
             self._ledger.deliver(name, parts, _utc(profile))

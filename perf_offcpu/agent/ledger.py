@@ -37,7 +37,7 @@ _AFTER: Final = "~"
 
 
 class Missing(NamedTuple):
-    """Length of a time that is in no segment, and the cause; ON if it was recorded."""
+    """Length of a time, and why it is in no segment; ON if it was recorded."""
 
     ns: int
     cause: str
@@ -103,7 +103,7 @@ class Ledger:
             return self._clocks[name]
 
     def origin(self, name: str) -> Origin:
-        """Return the origin of the recording `name`, which may be delivered after a restart with other labels."""
+        """Return boot and host labels of the recording `name` (labels None: not known); later runs may have others."""
         with self._lock:
             runs = [run for run in self._origins if run <= name]
             return self._origins[max(runs)] if runs else Origin(self._boot_id, None)
@@ -132,7 +132,7 @@ class Ledger:
                 del self._marks[:-_MARKS]
 
     def off(self, begin_ns: int, end_ns: int) -> dict[str, int]:
-        """Return cause → ns for which nothing was recorded between `begin_ns` and `end_ns`, by the marks."""
+        """Return cause → ns in which nothing was recorded between two times (CLOCK_MONOTONIC), as noted by `mark`."""
         sums: dict[str, int] = {}
         with self._lock:
             for ns, cause in self._pieces(begin_ns, end_ns):
@@ -141,14 +141,15 @@ class Ledger:
         return sums
 
     def text(self) -> str:
-        """Return the metrics as text; a gap that lasts grows in them."""
+        """Return the metrics in Prometheus' text format; a gap that has not ended is counted up to now."""
         with self._lock:
             is_known = self._end_ns and self._same_boot
             gaps = self.off(self._end_ns, time.monotonic_ns()) if is_known else {}
             return self.metrics.text({cause: ns / 1e9 for cause, ns in gaps.items()})
 
     def _pieces(self, begin_ns: int, end_ns: int) -> list[Missing]:
-        """Split the time from `begin_ns` to `end_ns` at the marks; return the parts in order, with their causes."""
+        """Split a time (CLOCK_MONOTONIC ns) where recording began or stopped, as noted by `mark`; return the pieces in
+        order: length and why nothing was recorded, ON if it was."""
         pieces, at_ns, state = list[Missing](), begin_ns, ON
         for ns, cause in [*(mark for mark in self._marks if mark.ns < end_ns), Mark(end_ns, ON)]:
             if ns > at_ns:
@@ -165,7 +166,7 @@ class Ledger:
 
     def missing(self, name: str, begin_ns: int, utc_ns: int) -> list[Missing]:
         """Return the times missing between the last accounted segment and the recording `name`, which begins at
-        `begin_ns` (CLOCK_MONOTONIC). `utc_ns`: as of `deliver`."""
+        `begin_ns` (CLOCK_MONOTONIC), in order. `utc_ns`: UTC minus CLOCK_MONOTONIC."""
         with self._lock:
             if not self._end_ns:
                 return []
@@ -241,20 +242,20 @@ class Ledger:
             del self._causes[oldest]
 
     def _note_origin(self, origin: Origin) -> None:
-        """Note the origin of this run, if it differs from that of the last run."""
+        """Note boot and host labels of this run, if they differ from the last run's; forget those not needed."""
         if not self._origins or self._origins[max(self._origins)] != origin:
             self._origins[f"{self.run:08}"] = origin
         self._forget_origins()
 
     def _forget_origins(self) -> None:
-        """Forget origins whose recordings are all delivered, and all but the newest _KEPT."""
+        """Forget boot and host labels of runs whose recordings are all delivered; keep the newest _KEPT."""
         before = sorted(run for run in self._origins if run <= self.done)[:-1]
         kept = sorted(self._origins.keys() - before)[-_KEPT:]
         self._origins = {run: self._origins[run] for run in kept}
 
     def _cause_before(self, name: str, marked: str = "") -> str:
         """Return the cause of the gap before the recording `name`: of the last recording lost in the gap, else `marked`
-        (by marks, "" none), else of the last pause in the same run, else of the start of this run."""
+        (cause noted by `mark`, "" none), else of the last pause in the same run, else of the start of this run."""
         since = [key for key in sorted(self._causes) if self.done < key < name and "." in key]
         dropped = [key for key in since if not key.endswith(_AFTER)]
         paused = [key for key in since if key.endswith(_AFTER) and run_of(key) == run_of(name)]

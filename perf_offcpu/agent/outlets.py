@@ -83,6 +83,6 @@ class Outlets:
             self._say(f"{len(messages)} messages are removed: --push does not name their servers any more")
 
     def close(self) -> None:
-        """Release the lease."""
+        """Release the lease of the dataset, and end the thread that renews it."""
         if self.lease is not None:
             self.lease.close(0)

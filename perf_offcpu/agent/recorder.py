@@ -129,7 +129,7 @@ class Recorder:
         self._said(("ended", str(status)))
 
     def _hear(self, line: str) -> None:
-        """Report a line of the recorder's standard error by `said`."""
+        """Report by `said` what a line of the recorder's standard error means; set `is_recording` accordingly."""
         match = _SAID.fullmatch(line)
         text = match[1] if match else line
         if text in ("recording", "Events enabled"):

@@ -154,7 +154,7 @@ class LeaseKeeper(Worker):
             raise refusal
 
     def _first_answer(self) -> UsageError | None:
-        """Wait up to _PATIENCE_S for the first attempt; return the error if another agent has the lease, else None."""
+        """Wait up to _PATIENCE_S for the first try to take the lease; return the error if another agent has it."""
         self._answered.wait(_PATIENCE_S)
         with self._lock:
             self._is_started = self._refusal is None
@@ -165,7 +165,7 @@ class LeaseKeeper(Worker):
         return ["lease"] if time.monotonic() >= self._due_s else []
 
     def do(self, name: str) -> None:
-        """Renew the lease, or take it the first time."""
+        """Take or renew the lease of the dataset (`name` is unused); plan a retry, but none if another agent has it."""
         from perf_offcpu.dataset.lease import RENEWED_EACH_S, LeaseTakenError
 
         try:

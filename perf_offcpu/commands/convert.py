@@ -163,7 +163,7 @@ def prepared(args: argparse.Namespace, profile: Profile, options: Options) -> tu
 
 
 def convert(args: argparse.Namespace, load: Callable[[Options], tuple[Profile, Options]]) -> int:
-    """Write the profile and options that `load` returns in the chosen format, and return the exit status."""
+    """Write the profile that `load` returns, by its options, in the chosen format; return the exit status."""
     format_, options = FORMATS[args.format], _options(args)
     format_.accept(options)
     if args.diff is not None and "diff" not in format_.options:

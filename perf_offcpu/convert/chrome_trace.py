@@ -124,7 +124,7 @@ class _Writer:
         return joined(details, wakers, '"stack":', picked(self.stacks, self.node[rows]), "}}")
 
     def _weighed(self, category: str | list[str], rows: I64, when: tuple[Iterable[str], ...]) -> list[str]:
-        """Return a slice for each sample, named after its innermost function; `when`: the result of `_when`."""
+        """Return a slice for each sample, named after its innermost function; `when`: texts of pid, tid, ts, dur."""
         names = picked(self.labels, self.tree.name[self.node[rows]].astype(np.int64))
         return joined('{"ph":"X","cat":"', category, '","name":', names, *when, ',"args":{', self._args(rows))
 

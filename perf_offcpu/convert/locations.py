@@ -65,7 +65,8 @@ class Locations:
         return self.strings.setdefault(text, len(self.strings))
 
     def _number(self, options: PathOptions) -> tuple[I64, Ragged]:
-        """Fill the tables; return `of_sample` and `stacks`."""
+        """Fill all tables; return int64[samples], the row of each sample's stack in the second result, and the stacks,
+        each as numbers of locations, leaf first."""
         samples = self.profile.samples
         top, below = marks_of(samples)
         first, group_of = group(samples.stack, top, below)

@@ -41,7 +41,7 @@ class Lease:
         self._path = f"{_FOLDER}/{self._name}"
 
     def renew(self, *, take_over: bool = False) -> None:
-        """Renew the own lease, or take it if it is free or void, or with `take_over`; else raise LeaseTakenError."""
+        """Renew this agent's lease, or take a free, void or (`take_over`) another's one; else raise LeaseTakenError."""
         held = self._read(self._path)
         if held is None:
             self._sweep()
@@ -59,7 +59,7 @@ class Lease:
         put(self._store, self._path, self._text())
 
     def release(self) -> None:
-        """Remove the lease if it is still the own one."""
+        """Remove the lease of the dataset, if it is still this agent's."""
         if (self._read(self._path) or {}).get("holder") == self._holder:
             self._store.remove(self._path)
 

@@ -214,7 +214,8 @@ def gap_columns(gaps: Sequence[Gap], host: Host) -> dict[str, Any]:
 
 
 def host_columns(profile: Profile, host: Host, offset_ns: int, parts: Spans) -> dict[str, Any]:
-    """Return the columns of table `hosts`: a row for each recorded time in `parts`. `offset_ns`: as of `Span`."""
+    """Return the columns of table `hosts`: a row for each recorded time in `parts`; `offset_ns`: UTC minus its
+    clock."""
     import pyarrow as pa
 
     number = len(parts)

@@ -24,7 +24,7 @@ _MOST_HOURS = 24 * 400
 
 @frozen
 class Segment:
-    """Result of `write_segment`."""
+    """Result of `write_segment`: name, size and number of the files that it wrote."""
 
     name: str  # of its files
     rows: int  # number of samples

@@ -34,7 +34,7 @@ class Span:
 
     @property
     def is_whole(self) -> bool:
-        """Return True if it is the only span of its host, to which all samples of the host belong."""
+        """Return True if this is the only span of its host: all samples of the host belong to it."""
         return (self.begin_ns, self.end_ns) == ALWAYS
 
 

@@ -123,7 +123,8 @@ class _Follower:
         self.uncertain = 0.0
 
     def begin(self, wait: Wait, step_ns: int) -> Window:
-        """Return the window of a wait, which stands for at least `step_ns`, as `drawn` keeps one of several waits."""
+        """Return the window of a wait, without peers; it stands for `step_ns` or more, as `drawn` keeps one of
+        several."""
         scale = wait.scale * max(step_ns / wait.weight_ns, 1)
         facts = wait.clock, wait.ends, wait.object, wait.begin_ns, wait.woken_ns, scale
         return Window(self._threads(wait), printable(wait.network), (), *facts)
@@ -198,7 +199,7 @@ class _Follower:
                 yield _Part(window, wait.wait_class, wait.object, blocked)
 
     def _at_peer(self, window: Window, peer: Wait, offset_ns: int) -> Window:
-        """Return a window by the peer's clock (+ `offset_ns`) and ends of the connection, with the peer appended."""
+        """Return a window with a peer appended, by its clock (times + `offset_ns`) and ends of the connection."""
         return replace(
             window,
             peers=(*window.peers, self._threads(peer)),
@@ -216,7 +217,7 @@ class _Follower:
 
 
 def _running(window: Window) -> Step:
-    """Return the step in which the last peer of a window ran."""
+    """Return the `Step` of the time in which a window's last peer ran, or its waits were too short to be recorded."""
     return Step(window.threads, window.network, window.peers, RUNNING, "")
 
 

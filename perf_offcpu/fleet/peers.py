@@ -92,7 +92,7 @@ class Threads(NamedTuple):
 
 @frozen
 class Window:
-    """Wait for the other end of a connection, of the last of `peers`, or of `threads` if there are none yet."""
+    """Time in which the last of `peers`, or `threads` if there are none yet, waited for a connection's other end."""
 
     threads: Threads  # threads whose wait is followed from peer to peer
     network: str  # what TCP says of the wait of `threads` (`analysis.classes.network`)
@@ -106,7 +106,7 @@ class Window:
 
     @property
     def weight(self) -> float:
-        """Return the ns that the window stands for."""
+        """Return the ns of waits for which the window stands: its length times `scale`."""
         return self.scale * (self.end_ns - self.begin_ns)
 
 

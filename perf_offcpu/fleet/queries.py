@@ -94,7 +94,7 @@ def host_names(selected: Selected) -> dict[str, str]:
 
 
 def grouped(selected: Selected, keys: Sequence[str]) -> Any:
-    """Sum the samples by keys: return an Ibis table with a column for each key (-1 or "" if unknown), and SUMS."""
+    """Sum the samples by keys: return an Ibis table with a column for each key (-1 or "" if unknown), and the SUMS."""
     samples, labels = selected.samples, [key for key in keys if not is_column(key)]
     names = [column_of(key) for key in keys]
     if not labels:
@@ -182,7 +182,7 @@ def _percentile(counts: Counter[int], part: float) -> int:
 
 
 def _summed(samples: Any, keys: Sequence[str]) -> Any:
-    """Sum an Ibis table of samples by columns; return the columns `keys` and SUMS."""
+    """Sum an Ibis table of samples by the columns `keys`: return a table of these columns and the sums (SUMS)."""
     named, weight, runq = {}, samples.weight_ns, samples.runq_ns.fill_null(0)
     for key in keys:
         if key == "marks":

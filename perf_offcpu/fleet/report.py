@@ -71,7 +71,7 @@ class Table:
 
     @property
     def more(self) -> tuple[int, int]:
-        """Return (number, weight) of the rows over the limit."""
+        """Return (number, weight) of the rows that the table leaves out, as they are over its limit."""
         return self.groups - len(self.rows), self.weight - sum(row.weight for row in self.rows)
 
 

@@ -34,7 +34,7 @@ from perf_offcpu.perfdata.write.columns import merged_records
 
 class LateCopies:
     """Collector of copies of user stacks that come in the file after a sample that refers to them by the number
-    `caller` of its payload (`decode.snapshot_store`). `reopen`: as of `SnapshotStore`."""
+    `caller` of its payload (`decode.snapshot_store`). `reopen`: chunk's origin → descriptor, None if gone."""
 
     def __init__(self, reopen: Callable[[str], int | None]) -> None:
         self._store = SnapshotStore(Losses(), reopen=reopen)
@@ -42,7 +42,7 @@ class LateCopies:
         self._samples, self._callers = list[Samples](), list[U64]()
 
     def note(self, chunk: Chunk, events: Events) -> None:
-        """Collect the late copies among the samples of a chunk. Damage is not counted: the second pass meets it."""
+        """Collect copies of user stacks to which earlier samples refer. Damage is counted by the second pass only."""
         for number, rows in samples_by_event(chunk, events, Losses()):
             spec = events.specs[number]
             if not has_stacks(spec) or not is_offcpu(spec):
@@ -64,7 +64,8 @@ class LateCopies:
                 self._callers.append(callers[late])
 
     def release(self) -> tuple[Snapshots, Samples, U64]:
-        """Return the late copies, the n samples that they are in, and uint64[n]: the `caller` of each."""
+        """Return the late copies of user stacks, the n samples with them, uint64[n]: each one's number for
+        references."""
         callers = np.concatenate([np.empty(0, np.uint64), *self._callers])
         return self._store.release(), Samples.concat([Samples(), *self._samples]), callers
 

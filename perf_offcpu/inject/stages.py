@@ -163,8 +163,9 @@ class StackUnwinder:
         return replace(batch, chains=batch.chains.replaced(rows, completed), extensions=extensions)
 
     def _note_callers(self, batch: SampleBatch, snapshot: I32, unwound: Unwound) -> I32:
-        """Add the callchains `unwound` of new copies to `_of_callers`; return int32[n]: the row of each sample's
-        callchain there, negative for none. `snapshot`: int32[n], row of its copy in `unwound`, negative for none."""
+        """Keep the callchains `unwound` from new copies that have a number for references in `_of_callers`; return
+        int32[n]: the row there for each sample, negative for none. `snapshot`: int32[n], row of its copy in `unwound`,
+        negative for none."""
         callers = callers_of(batch.chunk.data, batch.columns, batch.order)
         new = np.flatnonzero((callers != 0) & (snapshot >= 0))
         row = np.full(len(batch), -1, np.int32)

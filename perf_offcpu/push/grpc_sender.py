@@ -42,7 +42,7 @@ class GrpcSender:
             self._channel = None
 
     def send(self, body: bytes) -> Answer:
-        """Send a message; see `Sender.send`."""
+        """Send a message and return the server's answer; raise PushError if it is not accepted."""
         if self._channel is None:
             self._channel = self._open()
         seconds = self._options.timeout_s

@@ -64,7 +64,7 @@ class HttpSender:
             self._connection = None
 
     def send(self, body: bytes) -> Answer:
-        """Send a message; see `Sender.send`."""
+        """Send a message and return the server's answer; raise PushError if it is not accepted."""
         try:
             return self._send(body)
         except PushError:

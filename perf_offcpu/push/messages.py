@@ -119,7 +119,7 @@ def encode_parts(waits: Waits, encode: Callable[[Waits], bytes]) -> Iterator[tup
 
 
 def _without_kernel_addresses(profile: Profile) -> Profile:
-    """Set the addresses of kernel frames to 0: they differ from boot to boot."""
+    """Return the profile with address 0 for kernel frames: their addresses differ from boot to boot."""
     frames = profile.frames
     address = np.where(frames.is_kernel(), np.uint64(0), frames.address)
     return replace(profile, frames=frames.with_columns(address=address))
@@ -251,7 +251,7 @@ class _Dictionary:
         return field(2, b"".join(map(varint, rows)))
 
     def _attribute(self, name: str, text: str) -> int:
-        """Return the index of an attribute; a new one is added."""
+        """Return the index of the attribute `name` = `text` in the table of attributes; a new one is added."""
         body = field(1, self.tables.string(name)) + field(2, field(1, text))
         return self._attributes.setdefault(body, len(self._attributes))
 

@@ -161,8 +161,8 @@ class Interval:
         return replace(self, chosen=chosen, lives_chosen=lives)
 
     def narrowed(self, key: str, label: str) -> "Interval":
-        """Choose only the waits and threads of the rows labelled `label` in the table by `key`; no threads if the key
-        is none of _OF_LIVES."""
+        """Choose only the waits and threads of the rows labelled `label` in the table by `key`; no threads if it is no
+        key of threads (_OF_LIVES)."""
         column, of_lives, _ = _column(self, key)
         values = np.array([row.value for row in self.rows(key) if row.label == label], np.int64)
         threads = np.isin(of_lives, values) if len(of_lives) else np.zeros_like(self.lives_chosen)
@@ -175,7 +175,8 @@ class Interval:
 
 
 def interval_of(profile: Profile, *, idle: str = "hide", without_pid: int = 0) -> Interval:
-    """Make an interval of a recording. `idle`: as of `Interval.showing`; `without_pid`: process to leave out, or 0."""
+    """Make an interval of a recording. `idle` threads: "show", "hide" or "only"; `without_pid`: process to leave
+    out."""
     if without_pid:
         samples, budget = profile.samples, profile.budget
         profile = replace(profile.select(samples.pid != without_pid), budget=budget.take(budget.pid != without_pid))

@@ -187,7 +187,7 @@ class TopApp(App[None]):
     # Keys
 
     def action_turn(self, step: int) -> None:
-        """Group rows by the key `step` after the current one."""
+        """Group rows by the key that comes `step` places after the current one."""
         self._group_by(self._keys[(self._keys.index(self._key) + step) % len(self._keys)])
 
     def action_choose(self, number: int) -> None:
@@ -196,7 +196,7 @@ class TopApp(App[None]):
             self._group_by(self._keys[(number or 10) - 1])
 
     def action_order(self, step: int) -> None:
-        """Sort rows by the column `step` after the current one."""
+        """Sort rows by the column that comes `step` places after the current one."""
         self._order = _ORDERS[(_ORDERS.index(self._order) + step) % len(_ORDERS)]
         self._show()
 

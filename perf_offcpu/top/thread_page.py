@@ -57,7 +57,8 @@ class History:
         return [moment.now for moment in self._moments]
 
     def shares(self, name: str, tids: I32) -> list[float]:
-        """Return, for each interval, the s/s that threads spent in the state `name`: blocked, runnable or running."""
+        """Return for each interval s/s that the threads `tids` spent in a state (`name`: blocked, runnable,
+        running)."""
         return [
             float(getattr(moment, name)[np.isin(moment.tid, tids)].sum()) / 1e9 / moment.seconds
             for moment in self._moments

@@ -32,12 +32,12 @@ class Bucket:
         self.limit, self._rate = share * BURST, share * (1 - BURST) / self._window_s
 
     def spend(self, amount: float, now_s: float) -> None:
-        """Refill the level for the time since the last call, then subtract an amount; `now_s`: monotonic s."""
+        """Refill the budget for the time since the last call, then take `amount` out of it; `now_s`: monotonic s."""
         self.level = min(self.limit, self.level + max(0.0, now_s - self._at) * self._rate) - amount
         self._at = now_s
 
     def change(self, share: float) -> None:
-        """Set another share per window; level and limit keep their ratio."""
+        """Allow `share` units per window; what may be spent at once, and what is left of it, change likewise."""
         part = self.level / self.limit if self.limit else 1.0
         self._set(share)
         self.level = part * self.limit
@@ -59,8 +59,8 @@ class CpuBudget:
         self._notes: deque[tuple[float, float]] = deque()  # (time, CPU time so far)
 
     def begin(self, now_s: float) -> None:
-        """Begin to count, with a full bucket. The CPU time noted so far is repaid over an hour, or longer if it would
-        take more than half of the budget: counted at once, it would stop recording."""
+        """Begin to count CPU time against the budget, which is full. CPU time so far is counted bit by bit over an
+        hour, or longer if it would take more than half of the budget: counted at once, it would stop recording."""
         self.bucket = Bucket(self.part * HOUR_S, HOUR_S, now_s)
         self._start_s = self.spent_s
         self._repaid_s = min(self._start_s / HOUR_S, _START_PART * self.part)
@@ -98,7 +98,7 @@ class CpuBudget:
 
     @property
     def noted_s(self) -> float:
-        """Return the seconds between the first note that is kept and the last one."""
+        """Return the seconds between the oldest kept measurement of CPU time and the newest; 0 without one."""
         return self._notes[-1][0] - self._notes[0][0] if self._notes else 0.0
 
     def recent(self, window_s: float = RECENT_S) -> float:
@@ -123,13 +123,14 @@ class Pauses:
         self._cpu_s, self._costly_until_s = 0.0, 0.0  # CPU time of the recorder as the pause began
 
     def begin(self, now_s: float, cpu_s: float) -> None:
-        """Begin a pause, and choose `following`; `cpu_s`: CPU time of the recorder so far."""
+        """Begin a pause, with the file open and new processes followed (`following`) if that was not costly in the last
+        _FOR_S. `now_s`: monotonic s; `cpu_s`: CPU time of the recorder so far."""
         self.paused, self.following = True, now_s >= self._costly_until_s
         self._cpu_s = cpu_s
 
     def end(self, now_s: float, cpu_s: float) -> None:
-        """End a pause; if `following` cost too much, pauses of the next _FOR_S are without. For arguments see
-        `begin`."""
+        """End a pause; if following new processes in it took over COSTLY_S of CPU time, pauses of the next _FOR_S do
+        without. `now_s`: monotonic s; `cpu_s`: CPU time of the recorder so far."""
         self.paused = False
         if self.following and cpu_s - self._cpu_s > COSTLY_S:
             self._costly_until_s = now_s + _FOR_S

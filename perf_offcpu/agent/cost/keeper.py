@@ -33,7 +33,8 @@ class _Factor:
         self.factor, self._changed_s = 1, float("-inf")
 
     def _step(self, raised: bool, lowered: bool, now_s: float) -> bool:
-        """Double the factor if `raised`, else halve it if `lowered`, to 1 at least; return True if it changed."""
+        """Double `factor` if `raised`, else halve it if `lowered`, to 1 at least; return True and keep `now_s` if
+        changed."""
         if not raised and not (lowered and self.factor > 1):
             return False
         self.factor = 2 * self.factor if raised else self.factor // 2
@@ -52,7 +53,7 @@ class SegmentLength(_Factor):
 
     @property
     def seconds(self) -> float:
-        """Return the present length, s."""
+        """Return the present length of segments, s."""
         return max(self.base_s, min(LONGEST_SEGMENT_S, self.base_s * self.factor))
 
     @property
@@ -77,7 +78,7 @@ class Period(_Factor):
 
     @property
     def ns(self) -> int:
-        """Return the present period, ns."""
+        """Return the present sampling period, ns."""
         return self.base_ns * self.factor
 
     def adapt(self, budget: CpuBudget, samples_per_s: float, now_s: float) -> bool:
@@ -149,7 +150,8 @@ class BudgetKeeper:
                 recorder.command(f"period {self.period.ns}ns")
 
     def keep_duty(self, now: float, recorder: Recorder | None) -> float:
-        """Pause or resume the recorder by the part of this minute; return the time of the next call, monotonic s."""
+        """Pause or resume the recorder, to record the chosen part of this minute; return when to call again, monotonic
+        s."""
         is_recording = recorder is not None and recorder.is_recording and not self.pauses.paused
         self._since_s = (self._since_s or now) if is_recording else 0.0
         if now >= self._minute_s + MINUTE_S:

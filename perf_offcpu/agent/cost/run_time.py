@@ -44,7 +44,7 @@ class Programs:
         self._pid, self._files = 0, list[str]()
 
     def find(self, pid: int) -> None:
-        """Find the descriptors of a process that refer to BPF programs, one for each program."""
+        """Find and remember the descriptors of a process that refer to BPF programs, one for each program."""
         folder, files = f"/proc/{pid}/fdinfo", dict[int, str]()
         with contextlib.suppress(OSError):
             for name in os.listdir(folder):  # direct: a folder of the kernel's
@@ -82,7 +82,8 @@ class Window(NamedTuple):
 
 
 class RunTime:
-    """Estimate of the run time of a recorder's BPF programs, as the module says. Call `step` at the time it returns."""
+    """Estimate of the CPU time of a recorder's BPF programs: the kernel measures it in short windows, and context
+    switches are counted each second. Call `step` at the time it returns."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.booked_s = 0.0  # of all seconds booked so far
@@ -99,7 +100,7 @@ class RunTime:
         self._possible = 0.0, self._began_s  # run time without pauses since a time
 
     def step(self, recorder: Recorder | None) -> float:
-        """Begin or end a window or a second if it is time; return when the next call is due, monotonic s."""
+        """Begin or end a window of measurement, or a counted second, if due; return when to call again, monotonic s."""
         now = self._clock()
         if now >= self._began_s + SECOND_S:
             self.turn(recorder)
@@ -111,7 +112,8 @@ class RunTime:
         return min(self._began_s + SECOND_S, self._window.end_s if self._window else self._window_s)
 
     def turn(self, recorder: Recorder | None) -> None:
-        """End this second, book it, and begin the next one; call this also when recording begins, pauses or ends."""
+        """End this second, estimate the BPF programs' CPU time in it, and begin the next one; call this also when
+        recording begins, pauses or ends."""
         self._close()
         now, switches = self._clock(), context_switches()
         elapsed_s, count = now - self._began_s, switches - self._switches
@@ -135,13 +137,14 @@ class RunTime:
             self._window_s = now + random.uniform(0, SECOND_S - WINDOW_S)
 
     def share(self) -> float:
-        """Return the part of a CPU that the programs would have taken since the last call without pauses."""
+        """Return the part of a CPU that BPF programs would have taken without pauses since this was called last."""
         (possible_s, since_s), now = self._possible, self._clock()
         self._possible = 0.0, now
         return possible_s / max(now - since_s, 1e-3)
 
     def _book(self) -> None:
-        """Add seconds whose kind has a rate to `booked_s`; after _PATIENCE seconds also others, by the nearest rate."""
+        """Add waiting seconds' CPU time to `booked_s`, by the rate of their kind, or after _PATIENCE s of the
+        nearest."""
         waiting, self._unbooked = self._unbooked, []
         for kind, switches, number in waiting:
             if kind not in self._rates and self._number - number < _PATIENCE:
@@ -150,7 +153,8 @@ class RunTime:
                 self.booked_s += self._rate(kind) * switches
 
     def _rate(self, kind: int) -> float:
-        """Return the rate of a kind, else of the nearest kind with a rate, in s per switch; 0 if there is none."""
+        """Return the CPU time for each switch, s, in seconds of a `kind` (binary digits of switches a second), else of
+        the nearest kind measured; 0 if there is none."""
         nearest = min(self._rates, key=lambda other: abs(other - kind), default=kind)
         run_s, in_windows, mean = self._rates.get(nearest, (0.0, 0.0, 1.0))
         rate = run_s / max(in_windows, mean / 2)
@@ -169,7 +173,7 @@ class RunTime:
                 os.close(fd)
 
     def _close(self) -> None:
-        """End the window, if one is open; if it was long enough, it becomes the sample of this second."""
+        """End the window of measurement, if one is open; if it was long enough, keep its result for this second."""
         window, self._window = self._window, None
         if window is None:
             return

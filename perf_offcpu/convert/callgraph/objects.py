@@ -97,16 +97,16 @@ class _Labels:
         self._of_tid = {track.tid: track for track in timeline.tracks}
 
     def sleepers(self) -> I64:
-        """Return int64[samples]: the number of the label of each sample's thread."""
+        """Return int64[samples]: the label of each sample's thread, as an index in `texts`."""
         return np.array([self._row(self._text(track)) for track in self._tracks], np.int64)[self._of_sample]
 
     def threads(self, tids: I64) -> I64:
-        """Return int64[n]: the number of the label of each thread id; -1 for tid -1."""
+        """Return int64[n]: the label of each thread id, as an index in `texts` (new ones are added); -1 for tid -1."""
         first, group_of = group(tids)
         return np.array([self.of_tid(tid) for tid in tids[first].tolist()], np.int64)[group_of]
 
     def of_tid(self, tid: int) -> int:
-        """Return the number of the label of a thread id, or of _INTERRUPT; -1 for tid -1."""
+        """Return the index in `texts` of the label (a new one is added) of a tid or of _INTERRUPT; -1 for tid -1."""
         if tid < 0:
             return self._row(INTERRUPT) if tid == _INTERRUPT else -1
         return self._row(self._text(self._of_tid.get(tid), tid))
@@ -126,8 +126,8 @@ class _Labels:
 
 
 def _other_ends(profile: Profile, holders: Holders) -> tuple[I64, I64]:
-    """Return int64[samples] twice: the tid of the thread that held or released the object or ended the wait
-    (_INTERRUPT; -1 none), and which of these it did (index in _WHAT)."""
+    """Return int64[samples] twice: the tid of the thread that held or released the object or ended the wait (-1: none;
+    _INTERRUPT: an interrupt ended it), and which of these it did (index in _WHAT)."""
     samples, kind = profile.samples, profile.objects.kind[profile.samples.object]
     ended = ~samples.has(SampleFlag.STILL_BLOCKED) & ~holders.cut_off & (kind != ObjectKind.FUTEX)
     other_tid = np.where(ended & (samples.waker_tid > 0), samples.waker_tid, -1).astype(np.int64)

@@ -104,8 +104,8 @@ def _bare(graph: Any) -> Any:
 
 
 def _mark_knots(graph: Any) -> None:
-    """Set `dropped` of the light edges that hide knots, `knot` of the nodes (number of the node's knot, 0 none), and
-    the graph's list of knots, by the time that they hold."""
+    """Find knots, threads that wait for none outside of the knot: set `knot` of nodes (number of the node's knot, 0
+    none), `dropped` of light edges that hide knots, and the graph's list of knots, by the time that they hold."""
     import networkx
 
     bare = _bare(graph)
@@ -128,7 +128,7 @@ def _mark_knots(graph: Any) -> None:
 
 
 def _to_drop(part: Any) -> list[tuple[str, str]]:
-    """Return the fewest lightest edges whose removal splits the component; [] if removing all light ones does not."""
+    """Return the fewest lightest edges whose removal splits component `part`; [] if even all light ones are too few."""
     import networkx
 
     inner = sorted(part.edges(data="weight"), key=lambda edge: (edge[2], edge[:2]))

@@ -36,8 +36,8 @@ def graph_of(profile: Profile, options: Options) -> Any:
 
 
 def _mark_knots(graph: Any) -> None:
-    """Set `knot` of the nodes (number of the node's knot by weight, 0 none) and `critical` of the nodes and edges of
-    the critical chain; list both as graph attributes."""
+    """Set `knot` of the nodes (number of their group of threads that wake each other, by weight; 0 none) and `critical`
+    of the nodes and edges of the critical chain; list knots and chain as graph attributes."""
     import networkx
 
     knots = [sorted(knot) for knot in networkx.strongly_connected_components(graph)]

@@ -33,11 +33,11 @@ class _Part:
     length: I64 | int  # int64[n], the number of bytes; an int if all rows have the same
 
     def longest(self) -> int:
-        """Return the largest number of bytes of any row."""
+        """Return the largest number of bytes that this part has of any of the n byte strings."""
         return self.length if isinstance(self.length, int) else int(self.length.max(initial=0))
 
     def take(self, rows: NDArray[np.integer]) -> "_Part":
-        """Return a part of the given rows, in the given order."""
+        """Return this part of the strings whose indices are `rows`, in that order."""
         words = self.words[rows] if self.words.ndim else self.words
         if isinstance(self.length, int):
             return _Part(words, self.length)
@@ -63,7 +63,7 @@ class Rows:
         return sum((part.length for part in self.parts), 0)
 
     def take(self, rows: NDArray[np.integer]) -> "Rows":
-        """Return the given rows, in the given order."""
+        """Return the strings whose indices are `rows`, in that order."""
         return Rows(len(rows), tuple(part.take(rows) for part in self.parts))
 
     def where(self, present: Bool) -> "Rows":
@@ -82,7 +82,7 @@ class Rows:
         return self._aligned(total) if isinstance(total, int) else self._spaced(total)
 
     def _aligned(self, total: int) -> bytes:
-        """Concatenate strings that all have the length `total`: each part is a column of a matrix."""
+        """Concatenate n strings, all of `total` bytes: each part, up to 8 bytes of each of them, is written at once."""
         text, begin = np.empty((self.count, total + _WORD), np.uint8), 0
         for part in self.parts:
             np.ndarray(self.count, "<u8", text, begin, (total + _WORD,))[:] = part.words
@@ -90,8 +90,9 @@ class Rows:
         return np.ndarray(self.count, f"V{total}", text, 0, (total + _WORD,)).tobytes()
 
     def _spaced(self, total: I64) -> bytes:
-        """Concatenate strings of different lengths (`total`). The last word of a string overwrites the begin of the
-        next one, so the first words are written again at the end. Too short strings get gaps, which are removed."""
+        """Concatenate n strings (`total`: bytes of each), in words of 8 bytes. A string's last word overwrites the
+        begin of the next one, so first words are written again at the end. Too short strings get gaps, which are
+        removed."""
         leading, reach = self._leading()
         gap = 0 if int(total.min()) >= reach else _WORD
         ends = np.cumsum(total + gap)
@@ -113,8 +114,8 @@ class Rows:
         return text[used].tobytes()
 
     def _leading(self) -> tuple[int, int]:
-        """Return (k, reach): the first k parts have at least _WORD bytes of each string, and the words written for them
-        end at byte `reach` or earlier. If all parts have fewer bytes, `reach` is sys.maxsize."""
+        """Return (k, reach): the first k parts have together at least _WORD bytes of each string, and the words written
+        for them end at byte `reach` or earlier. If that takes all parts, or they have less, `reach` is sys.maxsize."""
         least = most = reach = 0
         for index, part in enumerate(self.parts):
             if least >= _WORD:

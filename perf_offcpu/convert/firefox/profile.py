@@ -243,7 +243,8 @@ def _ms(ns: int) -> str:
 
 
 def _columns(names: I64, begin_ns: I64, end_ns: I64, phase: I64, category: I64) -> Iterator[str]:
-    """Yield the rest of the JSON of a table of n markers, after the items of `data`: the other columns, int64[n]."""
+    """Yield the rest of the JSON of a table of n markers, after the items of `data`: the other columns, int64[n].
+    `names`: numbers of strings; `phase`: _INTERVAL or _INSTANT."""
     columns = {
         "name": array_items(names),
         "startTime": array_items(begin_ns, _MS_DIGITS),

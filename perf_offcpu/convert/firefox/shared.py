@@ -55,11 +55,11 @@ class StringArray:
         self._rows: dict[str, int] = {}
 
     def row(self, text: str) -> int:
-        """Make a text printable and return its number; a new text is added."""
+        """Return the number of a text, made printable, in the string table; a new text is added."""
         return self._rows.setdefault(printable(text), len(self._rows))
 
     def rows(self, texts: list[str]) -> I64:
-        """Return int64[texts], the number of each text."""
+        """Return int64[texts], the number of each text in the string table; new texts are added."""
         return np.array([self.row(text) for text in texts], np.int64)
 
     def json(self) -> str:

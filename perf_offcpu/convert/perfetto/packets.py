@@ -140,7 +140,8 @@ def frames(tree: PathTree, names: int) -> bytes:
 
 
 def callstacks(tree: PathTree, nodes: I64, names: int) -> Iterable[bytes]:
-    """Yield InternedData of the callstacks of tree nodes, in blocks: node n gets iid n + 1. `names`: as of `frames`."""
+    """Yield InternedData of the callstacks of tree nodes, in blocks: node n gets iid n + 1. `names`: number of event
+    names interned before those of the tree's names, as in `frames`."""
     for begin in range(0, len(nodes), _BLOCK):
         block = nodes[begin : begin + _BLOCK]
         paths = tree.paths(block)

@@ -200,7 +200,7 @@ class _LaneTexts:
         self._details = from_bytes([interned.annotation(key, text) if text else b"" for text in lane.details])
 
     def spans(self, uuid: int) -> Iterator[bytes]:
-        """Yield slices on the track `uuid`. A slice ends as the next begins: so ends come first in the file."""
+        """Yield the lane as slices on track `uuid`. One ends as the next begins: so ends come first in the file."""
         for rows in blocks(np.arange(len(self.lane.name)), BLOCK):
             uuids, category = np.full(len(rows), uuid), constant(self._category, len(rows))
             names, details = numbers(10, self._names[self.lane.name[rows]]), self._details.take(self.lane.detail[rows])

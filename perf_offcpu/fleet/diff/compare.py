@@ -218,11 +218,12 @@ class _Sides:
             )
 
     def rates(self, keys: Sequence[str], rows: Sequence[Key]) -> list[F64]:
-        """Return `rates` of `rows` (values of `keys`) before and after, float64[2, hosts, rows] each."""
+        """Return [before, after], float64[2, hosts, rows] each: weight, waits per recorded ns; `rows`: values of
+        `keys`."""
         return [rates(cube, keys, rows)[:, hosts] for cube, hosts in zip(self.cubes, self._rows, strict=True)]
 
     def totals(self) -> list[F64]:
-        """Return the rates of all samples before and after: float64[2, hosts, 1] each, as `rates` does."""
+        """Return [before, after] of all samples, float64[2, hosts, 1] each: weight, waits per recorded ns."""
         sides = []
         for cube, hosts in zip(self.cubes, self._rows, strict=True):
             sums = cube.folded([cube.unit])

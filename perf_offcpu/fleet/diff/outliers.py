@@ -74,7 +74,8 @@ def outliers_of(selected: Selected, keys: Sequence[str]) -> Outliers:
 
 
 def robust_z(values: F64) -> F64:
-    """Return float64[hosts, rows]: robust z (see the module) of each value within its column, 0 if all are equal."""
+    """Return float64[hosts, rows]: each value's distance from its column's median in units of a robust standard
+    deviation, 0 if all are equal."""
     away = values - np.median(values, axis=0)
     spread = 1.4826 * np.median(np.abs(away), axis=0)
     spread = np.where(spread > 0, spread, 1.2533 * np.abs(away).mean(axis=0))
