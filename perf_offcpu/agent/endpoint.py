@@ -271,11 +271,11 @@ class Notifier:
             out.sendto("\n".join(lines).encode(), address)
 
     def reloading(self) -> None:
-        """Announce a reload of the configuration; READY=1 announces its end (Type=notify-reload)."""
+        """Announce a reload of the configuration to systemd; READY=1 announces its end (Type=notify-reload)."""
         self.send("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
 
     def alive(self) -> None:
-        """Report to the watchdog that the agent is alive, if a third of its interval is over since the last report."""
+        """Tell systemd's watchdog that the agent is alive, if a third of its interval is over since the last time."""
         if self.watchdog_s and time.monotonic() - self._alive_at >= self.watchdog_s / 3:
             self._alive_at = time.monotonic()
             self.send("WATCHDOG=1")

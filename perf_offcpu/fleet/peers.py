@@ -197,7 +197,7 @@ class _OtherEnd:
         self._hosts = {wait.host_id for wait in waits}
 
     def nearest(self, window: Window) -> Peer | None:
-        """Return the peer, the wait nearest to a window; None if the address does not identify the host."""
+        """Return the wait nearest to a window, and its distances; None if the address does not identify the host."""
         # Private addresses are in use in many places, and 127.0.0.1 in all.
         if len(self._hosts) > 1 or (_is_loopback(window.ends[0]) and self._by_begin[0].clock != window.clock):
             return None

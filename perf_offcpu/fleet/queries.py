@@ -60,7 +60,7 @@ class Selected:
 
     @property
     def recorded(self) -> Counter[str]:
-        """Return host_id → recorded ns."""
+        """Return host_id → ns of the selected time that the host recorded."""
         recorded: Counter[str] = Counter()
         for span in self.spans:
             recorded[span.host_id] += span.recorded_ns

@@ -101,7 +101,8 @@ class Survey:
         self.tasks.replay()
 
     def _read(self, chunk: Chunk) -> None:
-        """Collect the facts in a chunk. Damage is not counted: the second pass counts it."""
+        """Collect tasks, ends of threads, times, sums, deferred callchains of a chunk. The second pass counts
+        damage."""
         events = self.reader.events
         times = record_times(chunk, events)
         self.end_ns = max(self.end_ns, int(times.max(initial=0)))
@@ -155,7 +156,7 @@ class TimedRecords:
         return merged_records([(before, self._records.take(due)), (np.arange(len(chunk)), chunk)])
 
     def rest(self) -> Chunk | None:
-        """Return the records to append after the last chunk; None if there were none to insert at all."""
+        """Return the records not inserted so far, to append after the last chunk; None if there never were any."""
         return None if self._records is None else self._records.take(slice(self._done, None))
 
 
@@ -207,7 +208,7 @@ class _Rewriter:
         return Unwinder(recording, search)
 
     def _moved_exits(self) -> list[tuple[I64, Chunk]]:
-        """Return the EXITs to insert (`LateExits.moved`); [] if no sample is re-typed or added."""
+        """Return the EXIT records to insert later in time (`LateExits`); [] if no sample is re-typed or added."""
         exits = self.survey.exits
         if self.waits:
             all_rows = np.arange(len(self.waits.times))
@@ -216,7 +217,7 @@ class _Rewriter:
         return exits.moved(self.survey.tasks.tasks, self.recorded) if changes else []
 
     def run(self, out_fd: int, out_path: str) -> Rewritten:
-        """Write the recording; return the counts of changes."""
+        """Write the whole recording in its new form to `out_fd`; return the counts of changes."""
         events = [*self.written, *([self.waits.spec] if self.waits else [])]
         times = [*self.survey.sample_times]
         for added, _ in self.added:
@@ -247,7 +248,7 @@ class _Rewriter:
         return CompressedWriter(writer) if self.options.compress else writer
 
     def _of_known_types(self, chunk: Chunk) -> Chunk:
-        """Return the records of a chunk that are copied by their type; count the others."""
+        """Return the records of a chunk that are copied by their type; count traces and types that perf cannot read."""
         kinds = chunk.types
         deferred, traces = kinds == RecordType.CALLCHAIN_DEFERRED, np.isin(kinds, _TRACE_TYPES)
         is_known = (kinds >= RecordType.MMAP) & (kinds <= RecordType.AUX_OUTPUT_HW_ID)

@@ -170,12 +170,12 @@ class FlameView(ScrollView, can_focus=True):
             self._choose(boxes[min(max(index, 0), len(boxes) - 1)])
 
     def action_above(self) -> None:
-        """Choose the caller."""
+        """Choose the caller of the chosen function."""
         if self._path:
             self._choose(next(box for box in self._lines[len(self._path) - 1] if box.path == self._path[:-1]))
 
     def action_below(self) -> None:
-        """Choose the callee with the longest time."""
+        """Choose the callee of the chosen function that was blocked longest."""
         depth = len(self._path) + 1
         line = self._lines[depth] if depth < len(self._lines) else []
         callees = [box for box in line if box.path[:-1] == self._path]

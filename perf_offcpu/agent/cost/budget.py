@@ -172,9 +172,9 @@ class Duty:
         return budget.is_counting and budget.bucket.level < allowed
 
     def adapt(self, budget: CpuBudget, recorded_s: float, bpf_share: float, segment_s: float) -> bool:
-        """Choose the part of the next minute; return True if it changes between whole minutes and parts. `recorded_s`:
-        recorded seconds of the past minute; `bpf_share`: part of a CPU that the BPF programs take while they record;
-        `segment_s`: length of a segment when whole minutes are recorded."""
+        """Choose the part of the next minute to record; return True if it changes between whole minutes and parts.
+        `recorded_s`: recorded seconds of the past minute; `bpf_share`: part of a CPU that the BPF programs take while
+        they record; `segment_s`: length of a segment when whole minutes are recorded."""
         self._unproven = max(0, self._unproven - 1)
         was_whole, spent = self.is_whole, budget.spent_s - self._before_s
         is_measured = was_whole and recorded_s >= MINUTE_S

@@ -34,7 +34,7 @@ class Cost:
         self.bpf = RunTime()
 
     def measure(self, recorder: Recorder | None) -> None:
-        """Read the CPU time of this process and of the recorders."""
+        """Read the CPU time of this process and of the recorders, for `parts`."""
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
         self._own_s = time.process_time()
         running_s = recorder.cpu_s() if recorder else 0.0

@@ -142,7 +142,7 @@ class SharedTables:
         self._lib_of_dso = {dso: row for row, dso in enumerate(self._dsos.tolist())}
 
     def libs(self) -> str:
-        """Return the JSON of the member `libs`."""
+        """Return the JSON of the member `libs` of the file: the mapped files of all frames."""
         return json.dumps([self._lib(dso) for dso in self._dsos.tolist()], separators=(",", ":"))
 
     def _lib(self, dso: int) -> dict[str, str | None]:
@@ -159,7 +159,7 @@ class SharedTables:
         }
 
     def shared(self) -> Iterator[str]:
-        """Yield the JSON of the member `shared`, in parts. No string can be added afterwards."""
+        """Yield the JSON of the file's member `shared`, all tables, in parts. No string can be added afterwards."""
         yield '{"stackTable":{"frame":['
         yield from array_items(self._frame_of_stack)
         yield '],"prefixOffset":['

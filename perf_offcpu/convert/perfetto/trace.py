@@ -119,7 +119,8 @@ class _Writer:
         yield from self._tasks(packets.process_uuids(self.profile, self.wakeups.tracks))
 
     def _tasks(self, processes: dict[int, tuple[int, str]]) -> Iterator[bytes]:
-        """Yield the packets of tasks: of each process a track, below it a track for each task, with its slices."""
+        """Yield packets of tasks: a track for each process (pid → uuid, name), below it one for each task, with
+        slices."""
         free, parents = itertools.count(max(uuid for uuid, _ in processes.values()) + 1 if processes else 0), {}
         for texts in self.task_texts:
             pid, uuid = texts.lane.pid, next(free)

@@ -123,7 +123,7 @@ class Lengths:
 
     @property
     def ratio(self) -> float:
-        """Return the mean length after / before."""
+        """Return the ratio of the waits' mean lengths, after / before."""
         return self.mean_ns[1] / self.mean_ns[0]
 
 
@@ -140,7 +140,7 @@ class Change:
 
     @property
     def change(self) -> float:
-        """Return after minus before."""
+        """Return the change of the rate: after minus before."""
         return self.after - self.before
 
     @property
