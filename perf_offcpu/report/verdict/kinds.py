@@ -145,7 +145,8 @@ def _naps(
     active = int(samples.period[~naps & ~left_out].sum()) + int(budget.running_ns[others].sum())
     if active > int(samples.period[naps].sum()) // 100:
         return naps
-    naps &= is_one_of(samples.pid, samples.pid[idle & (samples.tid == samples.pid)])
+    by_main = (samples.tid == samples.pid) & np.isin(waits.wait_class, (WaitClass.POLL, WaitClass.NETWORK))
+    naps &= is_one_of(samples.pid, samples.pid[idle & by_main])
     naps &= ~is_one_of(samples.tid, np.append(samples.waker_tid[ended], samples.tid[ended]))
     return naps & (np.bincount(sleeper, naps) >= _TICKS)[sleeper]
 

@@ -131,14 +131,20 @@ def test_a_main_thread_that_only_started_the_program_before_it_sleeps_naps(gap: 
     assert next(iter(verdict_of(builder).causes[0].threads.comms)) == first
 
 
-@pytest.mark.parametrize(("waker", "tid", "ticks", "naps"), [
-    (-1, 2, 4, True), (1, 2, 4, False), (-1, 1, 4, False), (-1, 2, 1, False),
-], ids=["timer", "woken by the main thread", "main thread", "hangs"])  # fmt: skip
-def test_a_server_that_has_nothing_to_do_may_have_timers(waker: int, tid: int, ticks: int, naps: bool) -> None:
+IDLE = ["main", "VMThread::wait_for_operation", "Monitor::wait", "pthread_cond_wait", *FUTEX]
+
+
+@pytest.mark.parametrize(("waker", "tid", "ticks", "main", "naps"), [
+    (-1, 2, 4, EPOLL, True), (1, 2, 4, EPOLL, False), (-1, 1, 4, EPOLL, False), (-1, 2, 1, EPOLL, False),
+    (-1, 2, 4, IDLE, False),
+], ids=["timer", "woken by the main thread", "main thread", "hangs", "no server"])  # fmt: skip
+def test_a_server_that_has_nothing_to_do_may_have_timers(
+    waker: int, tid: int, ticks: int, main: list[str], naps: bool
+) -> None:
     builder, sleep = ProfileBuilder(meta={"arch": "x86_64"}), ["tick", kernel("hrtimer_nanosleep")]
     for _ in range(ticks):
         builder.sample("timer", sleep, 900 * MS // ticks, tid=tid, pid=1, state=1, waker_tid=waker)
-    builder.sample("server", ["main", *EPOLL], 900 * MS, tid=3 - tid, pid=1, state=1)
+    builder.sample("server", ["main", *main], 900 * MS, tid=3 - tid, pid=1, state=1)
     assert bool(verdict_of(builder).causes) != naps
 
 
