@@ -211,6 +211,26 @@ def test_damaged_memory_of_a_jvm_gives_lines_of_the_known_form(tmp_path: Path, m
                 assert all(tid > 0 < lock.owner for tid, lock in locks.items())
 
 
+@needs_java
+@pytest.mark.long
+def test_memory_that_code_of_unloaded_classes_had_gives_no_wrong_name(tmp_path: Path) -> None:
+    """What was compiled and discarded between two answers of the JVM has no name; nothing has that of another class."""
+    subprocess.run(["javac", "-d", tmp_path, HERE / "Generations.java"], check=True, timeout=60)
+    flags = ["-XX:TieredStopAtLevel=1", "-XX:-Inline", "-XX:ReservedCodeCacheSize=8m"]
+    command: list[str | Path] = ["java", *flags, "-cp", tmp_path, "Generations", "5", "2500", tmp_path]
+    done = run("-q", "--off-cpu-thresh", "1", "--", *command, cwd=tmp_path)
+    profile, whole = done.profile, 0
+    samples, waits = profile.samples, profile.is_offcpu()
+    for line in done.stdout.splitlines():
+        begin_ns, end_ns, generation = map(int, line.split())
+        for row in np.flatnonzero(waits & (samples.time_ns > begin_ns) & (samples.time_ns < end_ns)).tolist():
+            names = " ".join(functions_of(profile, int(samples.stack[row])))
+            named = re.findall(r" G\d+\.f\d+x(\d+)\(", f" {names}")
+            assert {*named} <= {str(generation)}, names
+            whole += len(named) == 31
+    assert whole > 50
+
+
 def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
