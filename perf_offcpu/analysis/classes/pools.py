@@ -27,7 +27,7 @@ def waits_for_pools(profile: Profile, rule: I32, rules: Sequence[ProgramRule]) -
     first, place = group(samples.pid, np.where(may_be, samples.stack, np.int32(-1)))
     thread = group(np.append(place, place[rows]), np.append(samples.tid, samples.waker_tid[rows]))[1]
     sleeper, waker = thread[: len(samples)], thread[len(samples) :]
-    by_taker = is_one_of(waker, sleeper[may_be]) & in_circle(waker, sleeper[rows])
+    by_taker = is_one_of(waker, waker[is_one_of(waker, sleeper[may_be]) & in_circle(waker, sleeper[rows])])
     takers, others = (np.bincount(place[rows], is_ender, len(first)) for is_ender in (by_taker, ~by_taker))
     of_pool: Bool = may_be & ((takers > 0) & (others * RARE < takers))[place]
     return of_pool

@@ -47,6 +47,8 @@ def test_functions_of_programs_name_the_wait(wait_class: str, idle: str, frames:
 def test_runtimes_name_their_own_threads() -> None:
     assert judged(profile_of("JVM_Sleep", "pthread_cond_timedwait", *FUTEX, comm="Keep-Alive-Time")) == ("lock", True)
     assert judged(profile_of("JVM_Sleep", "pthread_cond_timedwait", *FUTEX, comm="main")) == ("sleep", False)
+    unblocker = "JVM_TakeVirtualThreadListToUnblock", "PlatformEvent::park", "pthread_cond_wait", *FUTEX
+    assert judged(profile_of(*unblocker, comm="VirtualThread-u")) == ("lock", True)
     assert judged(profile_of(Code("", "/x/beam.smp"), kernel("pipe_read"), comm="sys_sig_dispatc")) == ("pipe", True)
 
 
@@ -67,8 +69,11 @@ def test_the_main_thread_of_node_is_blocked_by_atomics_wait(tid: int, idle: bool
 
 @pytest.mark.parametrize(("wakers", "idle"), [
     ((2, 3, 1), False), ((9, 9, 9), True), ((9, 1, 2), True), ((2, 9, 1), True), ((-1, -1, -1), True),
-], ids=["a pool", "a queue", "a pipeline", "both", "not known"])  # fmt: skip
-@pytest.mark.parametrize("frame", ["Queue.get (queue.py)", "java.util.concurrent.SynchronousQueue.take"])
+    ((2, 1, 1, 2), False), ((9, 9, 1, 2), True),
+], ids=["a pool", "a queue", "a pipeline", "both", "not known", "two get nothing", "two stages"])  # fmt: skip
+@pytest.mark.parametrize(
+    "frame", ["Queue.get (queue.py)", "java.util.concurrent.SynchronousQueue.take", "ObjectSynchronizer::wait"]
+)
 def test_items_that_threads_put_back_are_no_work(wakers: tuple[int, ...], idle: bool, frame: str) -> None:
     builder = ProfileBuilder(meta={"arch": "x86_64"})
     for tid, waker in enumerate(wakers, 1):
