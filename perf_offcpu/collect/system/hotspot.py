@@ -20,7 +20,9 @@ _SYMBOL, _DYNAMIC, _PHDR = struct.Struct("<IBBHQQ"), struct.Struct("<QQ"), struc
 _EHDR_PHOFF, _EHDR_PHNUM, _PT_DYNAMIC, _DT_STRTAB, _DT_SYMTAB = 32, 56, 2, 5, 6
 _FIELD, _TYPE = struct.Struct("<QQQi4xQQ"), struct.Struct("<QQiii4xQ")  # VMStructEntry and VMTypeEntry
 _POINTER, _ANONYMOUS_OWNER, _MOST_MAPS = 8, 1, 1 << 24
-_MOST_NAMES, _MOST_SHIFT, _READS_TIMED = 1 << 15, 8, 64
+_MOST_NAMES, _MOST_SHIFT, _READS_TIMED = 1 << 15, 10, 64
+_COLORS, _COMPACT = 12, 42  # bits of a colored reference before those of its place; of a header before the class
+_LAYOUTS = b"UseCompressedOops", b"UseCompressedClassPointers", b"UseCompactObjectHeaders", b"UseZGC", b"ZGenerational"
 _MOST_FIELDS, _MOST_SUPERS, _LEAST_LONG, _EXTRAS = 1 << 10, 8, 192, (1, 4, 16)  # fieldInfo.hpp, unsigned5.hpp
 _UNREADABLE = OSError, OverflowError, KeyError, ValueError, MemoryError, struct.error
 _THREAD_CLASS = b"vmClasses::_klasses[static_cast<int>(vmClassID::Thread_klass_knum)]"
@@ -87,7 +89,7 @@ class _Hotspot:
         self._memory, self._names = memory, dict[int, str]()
         self._oops: tuple[int, int] | None = None  # base and shift of compressed references
         self._narrow_class: tuple[int, int] | None = None  # likewise, of classes
-        self._has_layout = False
+        self._has_layout = self._is_compact = self._is_colored = False
         fields, types = _symbols(memory, base, b"gHotSpotVMStructs", b"gHotSpotVMTypes")
         self._static, self._offset = dict[bytes, int](), dict[bytes, int]()
         for type_, name, _, is_static, offset, address in memory.rows(memory.number(fields), _FIELD):
@@ -137,13 +139,15 @@ class _Hotspot:
         array = self._memory.read(self.at(threads, b"ThreadsList::_threads"), number * _POINTER)
         system, own_id = b"JavaThread::_osthread", b"JavaThread::_monitor_owner_id"
         system = system if system in self._offset else b"Thread::_osthread"
+        with contextlib.suppress(*_UNREADABLE):
+            self._find_layout()
         tids, stacks, monitors = dict[int, int](), list[tuple[int, int, int]](), list[tuple[int, int]]()
         objects_of = dict[int, int]()  # object of a thread → tid
         locked = dict[int, int]()  # object → tid
         for (thread,) in struct.iter_unpack("<Q", array):
             tid = self.at(self.at(thread, system), b"OSThread::_thread_id", 4)
             tids[self.at(thread, own_id) if own_id in self._offset else thread] = tid
-            objects_of[self._memory.number(self.at(thread, b"JavaThread::_threadObj"))] = tid
+            objects_of[self._reference(self.at(thread, b"JavaThread::_threadObj"), None)] = tid
             base = self.at(thread, b"JavaThread::_stack_base")
             stacks.append((base - self.at(thread, b"JavaThread::_stack_size"), base, tid))
             if monitor := self.at(thread, b"JavaThread::_current_pending_monitor"):
@@ -156,13 +160,12 @@ class _Hotspot:
                 locked |= {row[0]: tid for row in objects}
         locks = dict[int, AwaitedLock]()
         with contextlib.suppress(*_UNREADABLE):
-            self._find_layout()
-            locks |= self._awaited_synchronizers(objects_of)
+            locks |= self._awaited_synchronizers(objects_of) if self._has_layout else {}
         for tid, monitor in monitors:
             self._memory.check_time()
             owner, object_ = self.at(monitor, b"ObjectMonitor::_owner"), 0
             with contextlib.suppress(*_UNREADABLE):
-                object_ = self._memory.number(self.at(monitor, b"ObjectMonitor::_object"))
+                object_ = self._reference(self.at(monitor, b"ObjectMonitor::_object"), None)
             holder = tids.get(owner) or next((its for begin, end, its in stacks if begin <= owner < end), 0)
             if owner == _ANONYMOUS_OWNER:
                 holder = locked.get(object_, 0)
@@ -186,10 +189,11 @@ class _Hotspot:
         return locks
 
     def _find_layout(self) -> None:
-        """Set how references and class pointers are compressed. Raises ValueError: this layout cannot be read."""
-        is_set = self._flags(b"UseCompressedOops", b"UseCompressedClassPointers", b"UseCompactObjectHeaders")
-        if is_set[b"UseCompactObjectHeaders"]:
-            raise ValueError
+        """Set how references and class pointers are stored. Raises ValueError: this layout cannot be read."""
+        is_set = self._flags(*_LAYOUTS)
+        self._is_compact = is_set[b"UseCompactObjectHeaders"]
+        has_generations = is_set[b"ZGenerational"] or b"JavaThread::_monitor_owner_id" in self._offset  # JDK 24: always
+        self._is_colored = is_set[b"UseZGC"] and has_generations
         if is_set[b"UseCompressedOops"]:
             self._oops = self._narrow(b"CompressedOops::", b"_narrow_oop.")
         if is_set[b"UseCompressedClassPointers"]:
@@ -197,7 +201,10 @@ class _Hotspot:
         self._has_layout = True
 
     def _class_of(self, object_: int) -> int:
-        return self._reference(object_ + self._offset[b"oopDesc::_metadata._klass"], self._narrow_class)
+        if self._is_compact and self._narrow_class:
+            return self._narrow_class[0] + (self._memory.number(object_) >> _COMPACT << self._narrow_class[1])
+        place = object_ + self._offset[b"oopDesc::_metadata._klass"]
+        return self._reference(place, self._narrow_class) if self._narrow_class else self._memory.number(place)
 
     def _type_of(self, object_: int) -> str:
         """Return the name of an object's class, "class " + NAME for the object of the class NAME; "" if unknown."""
@@ -239,8 +246,11 @@ class _Hotspot:
         return self._memory.number(base), bits
 
     def _reference(self, address: int, narrow: tuple[int, int] | None) -> int:
-        """Return the reference (an address) stored at `address`, 0 for null. `narrow`: (base, shift) if compressed."""
+        """Return the reference (an address) stored at `address`, 0 for null. `narrow`: (base, shift) if compressed.
+        Colored ones of ZGC have one of the bits 12 to 15 set, next to the last bit of the address (zAddress.hpp)."""
         word = self._memory.number(address, 4 if narrow else _POINTER)
+        if self._is_colored and not narrow:
+            return word >> _COLORS + (word >> _COLORS & 15).bit_length()
         return narrow[0] + (word << narrow[1]) if narrow and word else word
 
     def _owner_field(self, class_: int) -> int:
