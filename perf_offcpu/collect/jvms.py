@@ -73,11 +73,11 @@ class Jvms(MappingFollower):
         self._asking: Future[None] | None = None
 
     def see_mapping(self, record: memoryview) -> None:
-        """Take an MMAP2 record; if it maps libjvm.so, plan the first question to this process."""
+        """Take an MMAP2 record; if it maps libjvm.so, plan the first question: when the process is _FIRST_S old."""
         if not self._asks or not self.is_of_needle(record) or len(self._due) >= _MOST_JVMS:
             return
         if (pid := pid_of(record)) not in self._due:
-            self._due[pid] = time.monotonic() + _FIRST_S, _FIRST_S
+            self._due[pid] = time.monotonic() + max(_FIRST_S - _age_s(pid), 0), _FIRST_S
             self._apart_ns[pid] = self._bpf_maps.set_jvm(pid) if self._bpf_maps else self._always_ns
 
     def see_task(self, kind: int, record: memoryview) -> None:
@@ -190,6 +190,14 @@ def jit_payloads(pid: int, text: bytes) -> Iterator[bytes]:
             values = {"magic": JIT_MAP_MAGIC, "version": VERSION, "reserved": 0, "pid": pid, "text": text[begin:end]}
             yield JIT_MAP.pack(values, NATIVE)
         begin = end
+
+
+def _age_s(pid: int) -> float:
+    """Return for how long a process has lived; 0 if that is unknown."""
+    with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/stat", "rb") as file:  # direct: of the kernel
+        ticks = int(file.read(4096).rpartition(b")")[2].split()[19])
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return 0
 
 
 def _ask_one(pid: int) -> bytes:

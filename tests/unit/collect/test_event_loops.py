@@ -7,11 +7,12 @@ import os
 import random
 import re
 import struct
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 from builders.program import started
@@ -295,6 +296,16 @@ def test_code_of_a_jvm_has_the_names_of_each_time(monkeypatch: pytest.MonkeyPatc
     answers[pid] = b"6000 10 f\n" * 5
     follower.ask_all()
     assert b" a\n" not in follower.maps[pid]
+
+
+def test_a_jvm_is_asked_first_when_it_is_a_second_old() -> None:
+    with subprocess.Popen(["sleep", "9"]) as young, patch.object(Jvms, "is_of_needle", return_value=True):
+        follower = Jvms(Mock(), Losses(), set, Mock(), asks=True, says_ended=True)
+        for pid in (os.getpid(), young.pid):
+            follower.see_mapping(memoryview(struct.pack("=8xII", pid, pid)))
+        young.kill()
+    first, second = (when - time.monotonic() for when, _ in follower._due.values())
+    assert first <= 0 and 0.3 < second <= 1
 
 
 def test_jvms_that_compile_are_asked_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
