@@ -18,6 +18,8 @@ from collections.abc import Iterable
 from typing import Final
 
 MOST_SPLITS: Final = 128
+_MOST_WORK: Final = 1 << 30
+"""Most bytes that are read for all times of a map, each of which needs the text up to it."""
 _SPLIT: Final = re.compile(rb"^:(split|strict) ([0-9]{1,18}) ([0-9]{1,18})\n", re.MULTILINE)
 _GONE: Final = b":gone "
 _RANGE: Final = re.compile(rb"(?::method )?(?:0x)?([0-9a-f]{1,16}) (?:0x)?([0-9a-f]{1,16}) ")
@@ -28,16 +30,15 @@ _NO_MEMORY: Final = (b":frame", b":apart")
 
 def with_answer(text: bytes, answer: bytes, before_ns: int, now_ns: int, *, unloaded: bool) -> bytes:
     """Return a map with the changes that a newer answer brings. `before_ns`, `now_ns`: times of the answer before and
-    of this one. `unloaded`: classes may have been unloaded between them. After MOST_SPLITS changes the map begins
-    again, without names before this answer."""
+    of this one. `unloaded`: classes may have been unloaded between them. A map that would have too many changes or
+    bytes (`borders_of`) begins again, without names before this answer."""
     lines, new = _lines_after(text), dict.fromkeys(answer.splitlines(keepends=True))
     gone = [line for line in lines if line not in new]
     changes = b"".join([*(_GONE + line for line in gone), *(line for line in new if line not in lines)])
     if not text or not changes or (not unloaded and all(line.startswith(_NO_MEMORY) for line in gone)):
         return text + changes
-    if len(_SPLIT.findall(text)) >= MOST_SPLITS:
-        return begin_at(now_ns) + answer
-    return b"%b:%b %d %d\n%b" % (text, b"strict" if unloaded else b"split", before_ns, now_ns, changes)
+    longer = b"%b:%b %d %d\n%b" % (text, b"strict" if unloaded else b"split", before_ns, now_ns, changes)
+    return longer if borders_of(longer) else begin_at(now_ns) + answer
 
 
 def latest(text: bytes) -> bytes:
@@ -60,9 +61,11 @@ def begin_at(time_ns: int) -> bytes:
 
 
 def borders_of(text: bytes) -> list[int]:
-    """Return the times that divide a map, ns, ascending, some equal; [] if they descend, or are too many."""
+    """Return the times that divide a map, ns, ascending, some equal; [] if they descend, or are too many for its size:
+    then the map holds at all times, later lines instead of earlier ones."""
     times = [int(time_ns) for _, *pair in _SPLIT.findall(text) for time_ns in pair]
-    return times if times == sorted(times) and len(times) <= 2 * MOST_SPLITS else []
+    is_sound = times == sorted(times) and len(times) <= 2 * MOST_SPLITS and len(times) * len(text) <= _MOST_WORK
+    return times if is_sound else []
 
 
 def lines_between(text: bytes, number: int) -> bytes:

@@ -17,6 +17,7 @@ from unittest.mock import Mock, patch
 import pytest
 from builders.program import started
 
+from perf_offcpu.abi import jit_map
 from perf_offcpu.abi.counters import JIT_MAP
 from perf_offcpu.abi.jit_map import MOST_SPLITS, borders_of, lines_between, unsure_between
 from perf_offcpu.collect import jvms
@@ -292,6 +293,10 @@ def test_code_of_a_jvm_has_the_names_of_each_time(monkeypatch: pytest.MonkeyPatc
         follower.ask_all()
     assert len(borders_of(follower.maps[pid])) == 4 and names_in(lines_between(follower.maps[pid], 0)) == {}
     assert names_in(lines_between(follower.maps[pid], 4))[0x2008] == f"g{number}"
+    monkeypatch.setattr(jit_map, "_MOST_WORK", 5 * len(follower.maps[pid]))
+    answers[pid] = b"1000 10 a\n2000 10 j\n"
+    follower.ask_all()
+    assert len(borders_of(follower.maps[pid])) == 2 and names_in(lines_between(follower.maps[pid], 0)) == {}
     monkeypatch.setattr(jvms, "_MOST_KEPT", 3 * len(answers[pid]))
     answers[pid] = b"6000 10 f\n" * 5
     follower.ask_all()
