@@ -119,7 +119,7 @@ class Unwinder:
         """Return the callchains, those that end before their root only up to code that may have been other code at that
         time: then its frame was most likely another one. A callchain that reaches its root is right."""
         cut, lengths = np.flatnonzero(unwound.is_cut()), unwound.chains.lengths.copy()
-        for space in distinct(spaces[cut]).tolist():
+        for space in distinct(spaces[cut][spaces[cut] >= 0]).tolist():
             if not len(unsure := self._maps.unsure_of(space)):
                 continue
             for row in cut[spaces[cut] == space].tolist():
