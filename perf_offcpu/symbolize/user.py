@@ -51,9 +51,10 @@ class UserNames:
         its interpreter (`unwind.step`); return bool[n]: True there. `map_rows`: int32[n], rows in maps."""
         is_method, pid_of = np.zeros(len(locations), np.bool_), np.append(self.recording.spaces.pid, -1)
         outside = np.flatnonzero((locations.cpumode == CpuMode.USER) & (map_rows == NO_MAP))
+        outside = outside[np.isin(pid_of[locations.space[outside]], [*self.recording.perf_maps])]
         for space in distinct(locations.space[outside]).tolist():
             rows, pid = outside[locations.space[outside] == space], int(pid_of[space])
-            if pid in self.recording.perf_maps and len(methods := self._perf_maps.methods_of(space)):
+            if len(methods := self._perf_maps.methods_of(space)):
                 rows = rows[methods.lookup(locations.lookup[rows]) >= 0]
                 names.address[rows], is_method[rows] = locations.lookup[rows], True
                 self._by_perf_map(f"/tmp/perf-{pid}.map", methods, rows, names)

@@ -107,6 +107,8 @@ class Unwinder:
         rules, calls = Rules.kept(self.registers, search.cache), tables.calls if is_x86 else None
         self._lookup = CfiLookup(recording, rules, tables.of_dso, trampolines, calls)
         self._budget = [MAX_GENERAL]
+        of_jvms = np.flatnonzero(np.isin(recording.spaces.pid, [*recording.perf_maps]))
+        self._unsure_spaces = [space for space in of_jvms.tolist() if len(self._maps.unsure_of(space))]
 
     def unwind(self, snapshots: Snapshots, rows: I64 | I32, spaces: I32) -> Unwound:
         """Unwind the snapshots `rows` together; return callchains in this order. `spaces`: int32[n], address spaces."""
@@ -118,14 +120,14 @@ class Unwinder:
     def _without_unsure(self, spaces: I32, unwound: Unwound) -> Unwound:
         """Return the callchains, those that end before their root only up to code that may have been other code at that
         time: then its frame was most likely another one. A callchain that reaches its root is right."""
-        cut, lengths = np.flatnonzero(unwound.is_cut()), unwound.chains.lengths.copy()
-        for space in distinct(spaces[cut][spaces[cut] >= 0]).tolist():
-            if not len(unsure := self._maps.unsure_of(space)):
-                continue
-            for row in cut[spaces[cut] == space].tolist():
-                is_unsure = unsure.lookup(unwound.chains.row(row)) >= 0
-                lengths[row] = int(np.argmax(is_unsure)) if is_unsure.any() else lengths[row]
-        return Unwound(unwound.chains.cut(lengths), unwound.ends) if len(cut) else unwound
+        cut = np.flatnonzero(unwound.is_cut() & np.isin(spaces, self._unsure_spaces))
+        if not len(cut):
+            return unwound
+        lengths = unwound.chains.lengths.copy()
+        for row in cut.tolist():
+            is_unsure = self._maps.unsure_of(int(spaces[row])).lookup(unwound.chains.row(row)) >= 0
+            lengths[row] = int(np.argmax(is_unsure)) if is_unsure.any() else lengths[row]
+        return Unwound(unwound.chains.cut(lengths), unwound.ends)
 
     def unwind_all(self, snapshots: Snapshots, spaces: I32, stack_bytes: int, counters: Losses) -> Unwound:
         """Unwind all snapshots in batches; count callchains that end too early in `counters`. `spaces`:
