@@ -152,7 +152,8 @@ def groups_of(loop: EventLoop) -> list[TaskGroup]:
 
 
 def sentences_of(rows: list[LoopRow], times: Sequence[LoopTimeRow] = ()) -> list[str]:
-    """Return a sentence for each loop with a blocking task or tasks held up, by `rows` (the end), else by `times`."""
+    """Return sentences on loops with a blocking task or tasks held up, by `rows` (the end of the recording), or else by
+    `times` (all of it): on the first ones, then the number of the others."""
     sentences, told = list[str](), set[int]()
     for row in rows:
         ready = sum(group.tasks for group in row.groups if group.waits_for == READY)

@@ -207,7 +207,7 @@ class _Moments:
 
     def longest_holder(self) -> I64:
         """Return int64[waits]: tid of the thread that held the awaited object longest, without a break, during each
-        wait; -1 if the holder is not known, or is not known for longer than that."""
+        wait; -1 if the holder was unknown for longer than any thread held it."""
         holder, time = self.holder(), self.time_ns
         begin, end = np.split(self._place, 2)
         is_first = np.append(True, (holder[1:] != holder[:-1]) | (self.object[1:] != self.object[:-1]))

@@ -147,8 +147,8 @@ class _Steps(WaitTable):
         self._add_moments(timeline)
 
     def _awake_until(self) -> I64:
-        """Return int64[w], ns since the origin: until when each wait's waker was awake: the wake-up; or, if it waited
-        itself then, the begin of that wait. A thread on another CPU becomes runnable a little after its wake-up."""
+        """Return int64[w], ns since the origin: until when each wait's waker was awake: the wake-up; or, if the waker
+        itself waited at that moment (the wake-up reached another CPU late), the begin of the waker's wait."""
         until = self.queued.copy()
         woken = np.flatnonzero(self.waker >= 0)
         span_of, wait = self.overlapping(self.waker[woken], self.queued[woken] - 1, self.queued[woken])

@@ -40,7 +40,7 @@ class DeadThread:
 
 def deadlocks_of(profile: Profile, waits: Waits, holders: Holders) -> list[list[DeadThread]]:
     """Return the circles of a profile, each a list of threads: deadlocks, and circles with timed waits (`ends_after`),
-    of which those that are over come last. `waits`: `classify(profile)`. `holders`: `holders_of(profile)`."""
+    of which the ones that a timeout ended come last. `waits`: `classify(profile)`. `holders`: `holders_of(profile)`."""
     samples = profile.samples
     blocked = samples.has(SampleFlag.STILL_BLOCKED) | holders.cut_off
     begin, end = spans_of(samples)

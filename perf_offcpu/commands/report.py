@@ -224,7 +224,7 @@ def _per(text: str | None, old: Meta, new: Meta) -> Per:
 
 
 def _program(meta: Meta) -> str:
-    """Return the program that a recording ran; "" for none, for `sleep`, which is no workload, and if it paused."""
+    """Return the program that a recording ran; "" for none, for `sleep`, and with pauses or several files."""
     command = () if meta.parts else meta.cmdline
     words = command[command.index("--") + 1 :] if "--" in command else ()
     name = words[0] if words else ""

@@ -87,7 +87,7 @@ class LockRow:
 
 @frozen
 class LockTable:
-    """Waits for the largest locks in sum, heaviest first."""
+    """Locks for which threads waited longest in sum, heaviest first, up to a limit."""
 
     rows: list[LockRow]
     more: tuple[int, int]  # (locks, weight) over the limit

@@ -200,9 +200,9 @@ _ANYWHERE = (WaitClass.RUNQUEUE, WaitClass.THROTTLED, WaitClass.STOPPED)
 
 def like_single_waits(profile: Profile, wait_class: U8, purpose: I32, undecided: Bool) -> tuple[U8, I32]:
     """Return class and purpose of each sample. A sample that sums short waits, of class OTHER, NETWORK or POLL, takes
-    the most frequent pair of both among single waits with its pid, system call and innermost user frame; one of class
-    LOCK only a pair of LOCK or CHILD. `wait_class`, `purpose`: so far. `undecided`: bool[samples], True where no rule
-    of a program decided."""
+    the most frequent (class, purpose) of single waits with its pid, system call and innermost user frame; a sum of
+    class LOCK takes it if that class is LOCK or CHILD. `wait_class`, `purpose`: so far. `undecided`: bool[samples],
+    True where no rule of a program decided; other sums stay."""
     samples = profile.samples
     is_wait, is_sum = profile.is_offcpu(), samples.has(SUM_FLAGS)
     is_comparable = is_wait & (samples.syscall >= 0) & (samples.stack >= 0)

@@ -50,7 +50,7 @@ def wall_clock(profile: Profile, names: Sequence[str] = (), *, whole_lives: bool
 
 
 def _with_preemption(profile: Profile) -> Profile:
-    """Return the profile plus off-cpu sums: for each on-CPU sample its share of its thread's unrecorded preemption."""
+    """Return the profile plus off-cpu sums: for each on-CPU sample an equal part of its thread's `CpuWaits.queued`."""
     samples, timeline = profile.samples, timeline_of(profile)
     rows, offcpu = np.flatnonzero(~profile.is_offcpu()), np.flatnonzero(profile.is_offcpu())
     track = timeline.track[rows]

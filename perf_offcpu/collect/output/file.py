@@ -65,7 +65,7 @@ class Piece:
         return Counter(len(self.ns), int(self.ns.sum()))
 
     def rest(self, size: int, records: int) -> Piece:
-        """Return the piece without its first `records` records, which are `size` bytes long."""
+        """Return the piece without its first `records` records, which are `size` bytes in all."""
         first = len(self.ns) * records if self.batched else records
         return replace(self, ns=self.ns[first:], records=self.records[size:])
 

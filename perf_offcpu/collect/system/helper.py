@@ -227,7 +227,8 @@ def ask_each(
     helper: Helper, items: Sequence[tuple[Any, ...]], avoided: Avoided, step: Callable[[], object] | None = None
 ) -> Iterator[tuple[tuple[Any, ...], Answer]]:
     """Yield (item, answer) for each item; after a stuck item, ask a new helper process. The first member of an item is
-    a key: items with a key in `avoided` come first, as STUCK; keys of stuck items are added."""
+    a key: items with a key in `avoided` come first, as STUCK; keys of stuck items are added. If time is up, the rest is
+    STUCK. `step`: is called again and again while an answer is awaited."""
     remaining = list(items)
     while remaining:
         if is_too_much_left() or time.monotonic() >= helper.until:

@@ -178,7 +178,8 @@ def _made(name: str, tmp: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _own_map(name: str, tmp: int) -> Iterator[Callable[[], bytes]]:
-    """Make the file of a perf map for the `with` block (`_made`). Yield a function that reads its complete lines."""
+    """Make the perf map `name` in the directory `tmp` (a descriptor) for the `with` block; yield a function that reads
+    its complete lines."""
 
     def read() -> bytes:
         # direct: of a descriptor that was checked

@@ -129,9 +129,9 @@ def with_locks_of_jvms(
     """Return `last` with `holder_tid` and object set for tasks that wait for a lock of a JVM, and with descriptions of
     these objects: all tasks that wait for a lock get one object instead of a futex each. `locks_of`: reads the locks of
     the JVMs among pids. `again`: runs the iterator over tasks once more: a task that has run since `last` may wait for
-    another lock and is left unchanged. One run is allowed at a monitor, which HotSpot checks again after up to 1 s: so
-    `asked_ns` becomes unknown there. At other locks, tasks whose timeout could not be read get no holder. `named`: the
-    objects have names."""
+    another lock and is left unchanged. At a monitor it may have run once, as HotSpot wakes a waiter after up to 1 s to
+    look again; as this is no timeout of the program, `asked_ns` becomes unknown there. At other locks, tasks whose
+    timeout could not be read get no holder. `named`: the objects have names."""
     tasks, rows = last.tasks.copy(), last.waiting()
     locks = locks_of({*tasks["pid"][rows].tolist()})
     if not any(locks.values()):

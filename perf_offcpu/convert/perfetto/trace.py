@@ -277,8 +277,8 @@ def counts(since: I64, until: I64) -> tuple[I64, NDArray[np.float64]]:
 
 
 def mean_counts(since: I64, until: I64, step_ns: int) -> tuple[I64, NDArray[np.float64]]:
-    """Return the begin of each step of `step_ns`, int64[m], and the mean number of intervals (`since` to `until`) open
-    in it, float64[m]; after the last step that is 0. The sum of mean times step is the total time of the intervals."""
+    """Return int64[m]: the begin of each step of `step_ns`, then the end of the last one; float64[m]: mean number of
+    intervals (`since` to `until`) open in each step, then 0. Mean times step, summed, is the intervals' total time."""
     first = int(since.min())
     steps = int(until.max() - first) // step_ns + 1
     open_ns, number = np.zeros(steps), np.zeros(steps, np.int64)

@@ -128,8 +128,8 @@ def slot_names(image: ElfImage, known_symbols: Sequence[tuple[Symbols, bytes]], 
 
 
 def _resolver_names(slots: U64, targets: U64, resolvers: Symbols, strings: bytes) -> Names:
-    """Return slot → name for slots that IFUNC resolvers fill. `targets[i]`: address of the resolver of `slots[i]`; of
-    its symbols the first one of the best rank names it."""
+    """Return slot → name for slots that IFUNC resolvers fill. `targets[i]`: address of the resolver of `slots[i]`,
+    whose name the slot gets: of several at that address the one of the best rank, of equal ones the last."""
     candidates = resolvers.take(is_among(resolvers.start, distinct(targets)))
     candidates = candidates.take(np.lexsort((-candidates.rank.astype(np.int64), candidates.start)))
     best = dict(zip(candidates.start.tolist(), candidates.name.tolist(), strict=True))  # the last one stays

@@ -79,7 +79,7 @@ def _fit(kind: int, chunk: Chunk, rows: I64, ends: I64, events: Events) -> Bool:
 
 @cache
 def _counted_part(kind: int) -> tuple[Layout, bool]:
-    """Return (layout of a record's fields before the first of variable length, True if that is TEXT: never empty)."""
+    """Return (layout of a record's fields before the first of variable length, True if that one is TEXT)."""
     layout, counted = RECORD_LAYOUTS[kind], list[Field]()
     for field in layout.active(Misc(0)):
         if field.count == REST or field.type in (Special.TEXT, Special.STRING):

@@ -122,8 +122,9 @@ def _row(weight: int, whole: int, unit: Style, *texts: str) -> tuple[str, ...]:
 
 
 def _rows(cause: Cause, whole: int, unit: Style) -> list[tuple[str, ...]]:
-    """Return table rows about a cause, texts of cells: its own row; then, unless a function has 90 % of it, one for
-    each place, without percent. `whole`: weight that is 100 %, ns; 0: no percent at all."""
+    """Return table rows about a cause, texts of cells: its own row; then, unless its only function has 90 % of the
+    weight, one for each function (`cause.places`), without percent. `whole`: weight that is 100 %, ns; 0: no
+    percent."""
     words = _short(cause.meaning) if cause.meaning else FOR_CPU.get(cause.wait_class, cause.wait_class)
     if len(cause.places) == 1 and 10 * cause.places[0].weight >= 9 * cause.weight:
         texts = _place(cause.places[0], words, cause.meaning)[:3]
