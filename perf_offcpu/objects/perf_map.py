@@ -71,7 +71,7 @@ class PerfMaps:
         pid, begin_ns = int(spaces.pid[space]), int(spaces.begin_ns[space])
         if pid not in self._borders:
             borders = borders_of(self.recording.perf_maps.get(pid, b""))
-            is_split = np.isin(borders, spaces.begin_ns[spaces.pid == pid]).all()  # not so in joined recordings
+            is_split = {*borders} <= {*spaces.begin_ns[spaces.pid == pid].tolist()}  # not so in joined recordings
             self._borders[pid] = borders if is_split else []
         borders = self._borders[pid]
         return pid, bisect.bisect_right(borders, begin_ns) if borders else -1

@@ -8,7 +8,7 @@ import numpy as np
 from perf_offcpu import losses
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.losses import LossCause, Losses
-from perf_offcpu.model.columns import I32, I64, U64, Bool, Strings, distinct
+from perf_offcpu.model.columns import I32, I64, U64, Bool, Strings, distinct, is_one_of
 from perf_offcpu.model.lookup import NO_MAP
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.objects.files import Refused, find_dso
@@ -51,7 +51,8 @@ class UserNames:
         its interpreter (`unwind.step`); return bool[n]: True there. `map_rows`: int32[n], rows in maps."""
         is_method, pid_of = np.zeros(len(locations), np.bool_), np.append(self.recording.spaces.pid, -1)
         outside = np.flatnonzero((locations.cpumode == CpuMode.USER) & (map_rows == NO_MAP))
-        outside = outside[np.isin(pid_of[locations.space[outside]], [*self.recording.perf_maps])]
+        jvms = np.array([*self.recording.perf_maps], np.int64)
+        outside = outside[is_one_of(pid_of[locations.space[outside]], jvms)]
         for space in distinct(locations.space[outside]).tolist():
             rows, pid = outside[locations.space[outside] == space], int(pid_of[space])
             if len(methods := self._perf_maps.methods_of(space)):

@@ -22,7 +22,7 @@ from perf_offcpu.decode.trim_stacks import cut_wrong_callers
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged, Snapshots
 from perf_offcpu.model.chain_table import ChainTable
-from perf_offcpu.model.columns import I32, I64, U8, U64, Bool, distinct
+from perf_offcpu.model.columns import I32, I64, U8, U64, Bool, distinct, is_one_of
 from perf_offcpu.model.recording import Recording, SampleFlag, Samples
 from perf_offcpu.objects.perf_map import PerfMaps
 from perf_offcpu.objects.search import Search
@@ -107,8 +107,8 @@ class Unwinder:
         rules, calls = Rules.kept(self.registers, search.cache), tables.calls if is_x86 else None
         self._lookup = CfiLookup(recording, rules, tables.of_dso, trampolines, calls)
         self._budget = [MAX_GENERAL]
-        of_jvms = np.flatnonzero(np.isin(recording.spaces.pid, [*recording.perf_maps]))
-        self._unsure_spaces = [space for space in of_jvms.tolist() if len(self._maps.unsure_of(space))]
+        of_jvms = np.flatnonzero(is_one_of(recording.spaces.pid, np.array([*recording.perf_maps], np.int64))).tolist()
+        self._unsure_spaces = np.array([space for space in of_jvms if len(self._maps.unsure_of(space))], np.int32)
 
     def unwind(self, snapshots: Snapshots, rows: I64 | I32, spaces: I32) -> Unwound:
         """Unwind the snapshots `rows` together; return callchains in this order. `spaces`: int32[n], address spaces."""
@@ -120,7 +120,7 @@ class Unwinder:
     def _without_unsure(self, spaces: I32, unwound: Unwound) -> Unwound:
         """Return the callchains, those that end before their root only up to code that may have been other code at that
         time: then its frame was most likely another one. A callchain that reaches its root is right."""
-        cut = np.flatnonzero(unwound.is_cut() & np.isin(spaces, self._unsure_spaces))
+        cut = np.flatnonzero(unwound.is_cut() & is_one_of(spaces, self._unsure_spaces))
         if not len(cut):
             return unwound
         lengths = unwound.chains.lengths.copy()
