@@ -188,6 +188,7 @@ class Collector(Closing):
         self._add_targets()
         if command_pid is not None:
             self.program.maps.add_target(command_pid, mode="target_armed")
+            self.jvms.family.add(command_pid)
         self.resume()
 
     def resume(self) -> None:

@@ -18,7 +18,7 @@ from perf_offcpu.abi.counters import JIT_MAP, JIT_MAP_MAGIC, VERSION
 from perf_offcpu.abi.jit_map import begin_at, ended, latest, with_answer
 from perf_offcpu.collect.bpf.maps import ProgramMaps
 from perf_offcpu.collect.events.perf_event import NATIVE
-from perf_offcpu.collect.python.processes import MappingFollower, ended_process, pid_of
+from perf_offcpu.collect.python.processes import MappingFollower, ended_process, forked_process, pid_of
 from perf_offcpu.collect.system.as_owner import ask_as_owner
 from perf_offcpu.collect.system.background import Future, in_background
 from perf_offcpu.collect.system.clock import now_ns
@@ -31,6 +31,7 @@ _FIRST_S, _LONGER, _LONGEST_S = 1.0, 2.0, 3600.0
 _AT: Final = re.compile(rb":at ([0-9]{1,18}) ([0-9]{1,18}|\?)\n")  # time of the answer, ns; classes unloaded so far
 _MUCH, _SHARE, _COST_S = 1.02, 0.05, 5e-7  # more text than before; of a CPU; CPU time for a byte of the answer
 _MOST_JVMS: Final = 256
+_MOST_FAMILY: Final = 1 << 16
 _AT_ONCE: Final = 16
 _MOST_S: Final = 3.0  # time of _AT_ONCE together; one takes some 0.1 s
 _MOST_ALL_S: Final = 10.0
@@ -46,7 +47,7 @@ class Jvms(MappingFollower):
     then give stacks with different interpreted methods different ids; None without BPF. `apart_ns`: without `maps`, the
     time from which no two waits share a copy of a stack; 0: they may at any time. `say`: is called once for each JVM
     that gives no names; `lost` counts these. `recorded`: returns the live pids that are recorded. `says_ended`: also
-    say how many JVMs ended before they were asked, some of which may not have been recorded."""
+    say how many JVMs (of `family`, if it is set) ended before they were asked."""
 
     needle = b"/libjvm.so"
 
@@ -63,6 +64,7 @@ class Jvms(MappingFollower):
     ) -> None:
         self._say, self._lost, self._recorded, self._asks, self._says_ended = say, lost, recorded, asks, says_ended
         self.maps: dict[int, bytes] = {}  # pid → lines of its perf map
+        self.family = set[int]()  # the recorded command and its descendants; empty if all processes are recorded
         self._bpf_maps, self._always_ns = maps, apart_ns
         self._apart_ns: dict[int, int] = {}  # pid → time that `set_jvm` returned
         self._due: dict[int, tuple[float, float]] = {}  # pid → monotonic time of the next question, time after it
@@ -82,9 +84,12 @@ class Jvms(MappingFollower):
 
     def see_task(self, kind: int, record: memoryview) -> None:
         """Take a FORK or EXIT record; if a JVM's process has ended, stop asking it."""
+        child, parent = forked_process(kind, record) if self.family else (0, 0)
+        if parent in self.family and len(self.family) < _MOST_FAMILY:
+            self.family.add(child)
         pid = ended_process(kind, record) if self._due else 0
         if plan := self._due.pop(pid, None):
-            self._unasked += plan[1] == _FIRST_S
+            self._unasked += plan[1] == _FIRST_S and (pid in self.family or not self.family)
             self._ended.add(pid)
             if pid in self.maps:
                 self.maps[pid] = ended(self.maps[pid], self._listed[pid][0])

@@ -73,6 +73,12 @@ def ended_process(kind: int, record: memoryview) -> int:
     return int(pid) if kind == _EXIT and pid == tid else 0
 
 
+def forked_process(kind: int, record: memoryview) -> tuple[int, int]:
+    """Return (pid, its parent's pid) if the record is the FORK of a process; (0, 0) for others."""
+    pid, parent, _, _ = _TASK.unpack_from(record, _HEAD)
+    return (int(pid), int(parent)) if kind == _FORK and pid != parent else (0, 0)
+
+
 class PythonProcesses(MappingFollower):
     """Follow processes that run CPython. `lost`: counts recorded processes with an unsupported interpreter. `recorded`:
     returns the live pids that are recorded; None: all processes count as recorded. `maps`: receive the offsets, for

@@ -20,6 +20,7 @@ from builders.program import started
 from perf_offcpu.abi import jit_map
 from perf_offcpu.abi.counters import JIT_MAP
 from perf_offcpu.abi.jit_map import MOST_SPLITS, borders_of, lines_between, unsure_between
+from perf_offcpu.abi.records import RecordType
 from perf_offcpu.collect import jvms
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.jvms import Jvms, jit_payloads
@@ -311,6 +312,19 @@ def test_a_jvm_is_asked_first_when_it_is_a_second_old() -> None:
         young.kill()
     first, second = (when - time.monotonic() for when, _ in follower._due.values())
     assert first <= 0 and 0.3 < second <= 1
+
+
+@pytest.mark.parametrize(("family", "said"), [((), 2), ((100,), 1)], ids=["all", "of a command"])
+def test_jvms_of_others_that_end_soon_are_not_mentioned(family: tuple[int, ...], said: int) -> None:
+    say = Mock()
+    follower = Jvms(say, Losses(), set, Mock(), asks=True, says_ended=True)
+    follower.family.update(family)
+    follower.see_task(RecordType.FORK, memoryview(struct.pack("=8xIIII", 101, 100, 101, 100)))
+    for pid in (101, 200):
+        follower._due[pid] = time.monotonic() + 1, 1
+        follower.see_task(RecordType.EXIT, memoryview(struct.pack("=8xIIII", pid, 1, pid, 1)))
+    follower.ask_all()
+    assert f"asked for names: {said} " in say.call_args.args[0]
 
 
 def test_jvms_that_compile_are_asked_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
