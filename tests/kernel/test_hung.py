@@ -191,7 +191,8 @@ def test_monitors_in_java_are_named_by_class(tmp_path: Path) -> None:
         *(("Monitors$Repo at", number) for number in (1, 2)),
         *(("class Monitors", 1), ("int[][]", 2)),
     ]
-    assert all(2400 < ms < 2700 for *_, ms in waits), waits
+    # A part that ended before the stacks were told apart by interpreted methods has another stack, and no class.
+    assert all(400 < ms < 2800 for *_, ms in waits) and sum(ms > 2300 for *_, ms in waits) >= 2, waits
 
 
 def jdk(*command: str | int) -> str:

@@ -16,7 +16,7 @@ from perf_offcpu.model.columns import I32, I64, U64, Bool, group, is_one_of
 from perf_offcpu.model.recording import Recording, SampleFlag, WaitObjects
 
 _READS = "read readv pread64 preadv preadv2 recvfrom recvmsg recvmmsg accept accept4"
-_LOOK_NS = 1_000_000
+_LOOK_NS = 10_000_000  # most time between two parts of a wait, in which a thread may have waited for a CPU
 _NO_WAKER = SampleFlag.WAKER_INTERRUPT | SampleFlag.STILL_BLOCKED
 _WRITES = "write writev pwrite64 pwritev pwritev2 sendto sendmsg sendmmsg connect"
 
@@ -78,7 +78,7 @@ def with_earlier_parts(recording: Recording, row: I32, stack: I32) -> I32:
         return row
     samples = recording.samples
     order = np.lexsort((samples.time_ns, samples.tid))
-    order = order[samples.switch_out_ns[order] >= 0]
+    order = order[(samples.switch_out_ns[order] >= 0) & ~samples.has(SampleFlag.PREEMPTED)[order]]
     before, after = order[:-1], order[1:]
     goes_on = samples.has(SampleFlag.WAKER_INTERRUPT)[before] & (stack[before] == stack[after])
     goes_on &= (samples.tid[before] == samples.tid[after]) & (stack[before] >= 0)
