@@ -155,10 +155,10 @@ class Jvms(MappingFollower):
         if len(answer) + others > _MOST_KEPT or answer.count(b"\n") > _MOST_LINES:
             answer = b"!the maps of others take all room"
         if answer and not answer.startswith(b"!"):
-            at, now, before = _AT.match(answer), now_ns(), self.maps.get(pid, b"").partition(b"\n")[2]
-            listed_ns = int(at[1]) if at and asked_ns <= int(at[1]) <= now else now
+            head, taken_ns, before = _AT.match(answer), now_ns(), self.maps.get(pid, b"").partition(b"\n")[2]
+            listed_ns = int(head[1]) if head and asked_ns <= int(head[1]) <= taken_ns else taken_ns
             last_ns, last_unloaded = self._listed.get(pid, (0, b"?"))
-            self._listed[pid] = listed_ns, at[2] if at else b"?"
+            self._listed[pid] = listed_ns, head[2] if head else b"?"
             answer, unloaded = _AT.sub(b"", answer), last_unloaded == b"?" or self._listed[pid][1] != last_unloaded
             text = with_answer(before, answer, last_ns, listed_ns, unloaded=unloaded)
             if len(text) + others > _MOST_KEPT:

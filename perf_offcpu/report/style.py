@@ -59,8 +59,8 @@ def amount(weight: int | None, unit: str, style: Style) -> str:
     if unit != "ns" or style.unit == "ns":
         return str(weight)
     thousandth = UNITS[style.unit] // 1000
-    whole, rest = divmod((abs(weight) + thousandth // 2) // thousandth, 1000)
-    return f"{'-' if weight < 0 else ''}{whole}.{rest:03d}"
+    integer, decimals = divmod((abs(weight) + thousandth // 2) // thousandth, 1000)
+    return f"{'-' if weight < 0 else ''}{integer}.{decimals:03d}"
 
 
 def time(ns: int, style: Style) -> str:

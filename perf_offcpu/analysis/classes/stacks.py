@@ -27,7 +27,7 @@ _NO_SUFFIX = re.compile(r"(?!)")
 
 
 class Evidence(NamedTuple):
-    """What the names of functions tell about a stack's waits; stacks with equal results share a tuple. -1: nothing."""
+    """Facts about the waits of a stack, by names of functions, -1 unknown; stacks with equal facts share a tuple."""
 
     in_kernel: int  # WaitClass by functions of the kernel
     in_user: int  # WaitClass by wrappers
